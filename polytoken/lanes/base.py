@@ -1,0 +1,113 @@
+"""The lane contract: how a request's row is opened, prefilled, stepped and closed.
+
+Every way of decoding commits a prefix of a proposal: one token (AR), a verified window (MTP), a settled part of a
+canvas. The scheduler knows only this file. A lane never sees text, HTTP or files; it works on ids and arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from polytoken.events import TokenLogprob
+from polytoken.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What one step made permanent for one row.
+
+    Attributes:
+        token_ids: ids committed by this step, in order; may be empty (a denoise that settled nothing). A stop id, if
+            there is one, is the last.
+        stop_reason: why the row ends with this step (`eos`, `turn_end`, `max_new_tokens`, ...), None while it goes on.
+        logprobs: one entry per id when the request asked for them, else None.
+        proposed: ids that were proposed in this step (drafts, canvas positions), at least len(token_ids).
+        forwards: forwards of the whole network that this step cost.
+        detail: lane fields for events and statistics.
+    """
+
+    token_ids: tuple[int, ...]
+    stop_reason: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    proposed: int = 0
+    forwards: int = 1
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Row(Protocol):
+    """One request inside a lane. A lane's own row class holds caches, keys and counters beside these."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were restored instead of computed."""
+        ...
+
+    @property
+    def cache_miss(self) -> str | None:
+        """Why not more was restored, or None after a full hit."""
+        ...
+
+    @property
+    def prefill_remaining(self) -> int:
+        """Prompt tokens still to be computed; 0 when the row may be stepped."""
+        ...
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+class Lane(ABC, Generic[RowT]):
+    """One way of committing tokens. All calls come from the one thread that owns MLX.
+
+    Attributes:
+        name: `ar`, `mtp` or `canvas`, as events report it.
+        execution: how rows share the device, as events report it.
+    """
+
+    name: str
+    execution: str
+
+    @abstractmethod
+    def open(self, request: Request, ids: Sequence[int]) -> RowT:
+        """A row for the prompt ids, with the longest reusable prefix already restored.
+
+        Raises RequestError when the request cannot be served by this lane (too long, unsupported field).
+        """
+
+    @abstractmethod
+    def prefill_cost(self, row: RowT) -> int:
+        """Prompt tokens that the next `prefill_step` will compute; 0 after a full hit."""
+
+    @abstractmethod
+    def prefill_step(self, row: RowT) -> bool:
+        """Compute at most one chunk of the prompt; True when the row is ready to be stepped."""
+
+    @abstractmethod
+    def step(self, rows: Sequence[RowT]) -> list[Commit | Exception]:
+        """Advance every row by one step and say, row by row in the same order, what was committed or what went wrong.
+
+        A row's numbers never depend on its neighbours. An exception raised by this call itself fails all rows of it.
+        """
+
+    @abstractmethod
+    def close(self, row: RowT, *, keep: bool) -> None:
+        """Release the row's memory. `keep` is True after a clean end, when its state may be banked for reuse."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until the device is idle."""
+
+    @abstractmethod
+    def statistics(self) -> Mapping[str, Any]:
+        """Totals of this lane for the summary: cache hits, misses, reused tokens, memory, lane-specific counts."""

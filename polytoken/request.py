@@ -1,0 +1,321 @@
+"""What a caller asks of the engine: sampling parameters, one request, and the strict parsing of a JSON record into one.
+
+A record is checked in a fixed order, so that the same bad record always gives the same error code on every surface
+(JSON lines, Python, server). Nothing here imports MLX or a tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from polytoken.errors import RequestError
+
+MAX_LOGPROBS: Final = 20  # alternatives a caller may ask for at each position
+MAX_STOP_STRINGS: Final = 16
+PENALTY_LIMIT: Final = 2.0  # presence and frequency penalties lie in [-2, 2], as in the OpenAI API
+BIAS_LIMIT: Final = 100.0
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one token is drawn from one row of logits. The defaults are greedy decoding.
+
+    Attributes:
+        temperature: 0 means greedy (argmax, lowest id on ties); otherwise logits are divided by it.
+        top_k: keep the k most likely ids; 0, or at least the vocabulary size, keeps all.
+        top_p: keep ids while the probability ranked before them is below this; 1 keeps all, 0 is greedy.
+        min_p: keep ids with at least this share of the largest probability; 0 keeps all.
+        repetition_penalty: over prompt and output ids, logits are divided (positive) or multiplied (negative) by it.
+        presence_penalty: subtracted once from every id already in the output.
+        frequency_penalty: subtracted per occurrence in the output.
+        logit_bias: pairs (id, value) added to the logits; at -100 an id is banned, also when decoding is greedy.
+        logprobs: None for none, else the number of alternatives reported beside each chosen token.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, low=0.0)
+        _integer("top_k", self.top_k, low=0)
+        _number("top_p", self.top_p, low=0.0, high=1.0)
+        _number("min_p", self.min_p, low=0.0, high=1.0)
+        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, low=-PENALTY_LIMIT, high=PENALTY_LIMIT)
+        _number("frequency_penalty", self.frequency_penalty, low=-PENALTY_LIMIT, high=PENALTY_LIMIT)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for token_id, value in self.logit_bias:
+            _integer("logit_bias", token_id, low=0)
+            _number("logit_bias", value, low=-BIAS_LIMIT, high=BIAS_LIMIT)
+
+    @property
+    def greedy(self) -> bool:
+        """True when no random number is needed to choose a token."""
+        return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0
+
+    @property
+    def shapes_logits(self) -> bool:
+        """True when logits are changed before the choice (penalties or bias)."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logit_bias
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One validated request, before the chat template.
+
+    Exactly one of `messages`, `raw_prompt` and `token_ids` is set.
+
+    Attributes:
+        request_id: the caller's name for it, unique for the life of an engine.
+        messages: chat turns for the template, each with at least `role` and `content`.
+        raw_prompt: text that is encoded as it stands, without a template.
+        token_ids: prompt ids that are used as they stand.
+        max_new_tokens: hard cap on generated ids, > 0.
+        max_denoising_steps: cap on denoise steps (canvas lane only), None for none.
+        seed: any integer; the request's draws depend on it and on nothing else.
+        think: whether the template is asked for a reasoning block.
+        sampling: how tokens are drawn.
+        stop: strings that end the text; the match itself is not part of it.
+        ignore_eos: go on after end tokens (benchmarks), until `max_new_tokens`.
+        created: monotonic seconds when the request object was made.
+    """
+
+    request_id: str
+    max_new_tokens: int
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    raw_prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    max_denoising_steps: int | None = None
+    seed: int = 0
+    think: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    created: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        given = [self.messages is not None, self.raw_prompt is not None, self.token_ids is not None]
+        if sum(given) != 1:
+            raise RequestError(
+                "exactly one of messages, raw_prompt and token_ids must be given",
+                code="prompt_xor_messages",
+                field="messages",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestDefaults:
+    """Values for what a record leaves out. `seed` is the base from which per-request seeds are derived."""
+
+    max_new_tokens: int = 256
+    max_denoising_steps: int | None = None
+    seed: int = 42
+    think: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+RECORD_FIELDS: Final = frozenset(
+    {"request_id", "prompt", "messages", "max_new_tokens", "max_denoising_steps", "seed", "think"}
+    | {"sampling", "stop"}  # ours, beside the seven of the protocol
+)
+_SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams))
+
+
+def derive_seed(base: int, request_id: str) -> int:
+    """Seed of a request that names none: 63 bits of SHA-256 over base, NUL, id; independent of arrival order."""
+    digest = hashlib.sha256(f"{base}\0{request_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") & ((1 << 63) - 1)
+
+
+def parse_record(record: object, defaults: RequestDefaults) -> Request:
+    """Turn one JSON value into a request, or raise the first error in the protocol's order.
+
+    Raises:
+        RequestError: with code `bad_record`, `unknown_field`, `bad_request_id`, `prompt_xor_messages`, `bad_prompt`,
+            `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling` or `bad_stop`.
+    """
+    if not isinstance(record, Mapping):
+        raise RequestError(
+            f"a request must be a JSON object, not {_json_type(record)}", code="bad_record", field=None
+        )
+    unknown = sorted(str(key) for key in record if key not in RECORD_FIELDS)
+    if unknown:
+        allowed = ", ".join(sorted(RECORD_FIELDS))
+        raise RequestError(
+            f"unknown field {', '.join(map(repr, unknown))}; allowed: {allowed}",
+            code="unknown_field",
+            field=unknown[0],
+        )
+    request_id = record.get("request_id")
+    if not isinstance(request_id, str) or not request_id.strip() or not _is_unicode(request_id):
+        raise RequestError(
+            "request_id must be a string of valid Unicode that is not blank", code="bad_request_id", field="request_id"
+        )
+    messages = _parse_messages(record)
+    think = record.get("think", defaults.think)
+    if not isinstance(think, bool):
+        raise RequestError("think must be true or false", code="bad_think", field="think")
+    seed = record.get("seed")
+    if seed is not None and not _is_integer(seed):
+        raise RequestError("seed must be an integer or null", code="bad_seed", field="seed")
+    max_new_tokens = _limit(record, "max_new_tokens", defaults.max_new_tokens)
+    assert max_new_tokens is not None
+    return Request(
+        request_id=request_id,
+        messages=messages,
+        max_new_tokens=max_new_tokens,
+        max_denoising_steps=_limit(record, "max_denoising_steps", defaults.max_denoising_steps),
+        seed=derive_seed(defaults.seed, request_id) if seed is None else seed,
+        think=think,
+        sampling=parse_sampling(record.get("sampling"), defaults.sampling),
+        stop=parse_stop(record.get("stop"), defaults.stop),
+        ignore_eos=defaults.ignore_eos,
+    )
+
+
+def parse_sampling(value: object, defaults: SamplingParams) -> SamplingParams:
+    """Sampling parameters from a JSON object whose missing or null members keep the defaults."""
+    if value is None:
+        return defaults
+    if not isinstance(value, Mapping):
+        raise RequestError("sampling must be a JSON object", code="bad_sampling", field="sampling")
+    unknown = sorted(str(key) for key in value if key not in _SAMPLING_FIELDS)
+    if unknown:
+        raise RequestError(
+            f"unknown sampling field {', '.join(map(repr, unknown))}; allowed: {', '.join(sorted(_SAMPLING_FIELDS))}",
+            code="bad_sampling",
+            field=f"sampling.{unknown[0]}",
+        )
+    given = {name: item for name, item in value.items() if item is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = parse_logit_bias(given["logit_bias"])
+    return replace(defaults, **given)
+
+
+def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """Bias pairs sorted by id, from a JSON object of id text to number (the OpenAI form)."""
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            "logit_bias must be an object of token id to number", code="bad_sampling", field="logit_bias"
+        )
+    pairs: dict[int, float] = {}
+    for key, bias in value.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError):
+            raise RequestError(
+                f"logit_bias key {key!r} is not a token id", code="bad_sampling", field="logit_bias"
+            ) from None
+        _number("logit_bias", bias, low=-BIAS_LIMIT, high=BIAS_LIMIT)
+        pairs[token_id] = float(bias)
+    return tuple(sorted(pairs.items()))
+
+
+def parse_stop(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Stop strings from a string, a list of strings, or null for the default."""
+    if value is None:
+        return default
+    items = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(items, Sequence)
+        or len(items) > MAX_STOP_STRINGS
+        or not all(isinstance(item, str) and item for item in items)
+    ):
+        raise RequestError(
+            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings, none empty",
+            code="bad_stop",
+            field="stop",
+        )
+    return tuple(items)
+
+
+def _parse_messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    # Presence of the key counts, also with a null value: a caller who wrote both made a mistake.
+    if ("prompt" in record) == ("messages" in record):
+        raise RequestError(
+            "give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt"
+        )
+    if "prompt" in record:
+        prompt = record["prompt"]
+        if not isinstance(prompt, str) or not _is_unicode(prompt):
+            raise RequestError("prompt must be a string of valid Unicode", code="bad_prompt", field="prompt")
+        return ({"role": "user", "content": prompt},)
+    messages = record["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a list that is not empty", code="bad_messages", field="messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise RequestError(
+                f"messages[{index}] must be an object with role and content",
+                code="bad_messages",
+                field=f"messages[{index}]",
+            )
+    return tuple(messages)
+
+
+def _limit(record: Mapping[str, Any], name: str, default: int | None) -> int | None:
+    value = record.get(name)
+    if value is None:
+        return default
+    if not _is_integer(value) or value <= 0:
+        raise RequestError(f"{name} must be an integer above 0", code="bad_limit", field=name)
+    return int(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """False for a string with a lone surrogate, which JSON can spell but UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integer(name: str, value: object, *, low: int, high: int | None = None) -> None:
+    bound = f"from {low} to {high}" if high is not None else f"of at least {low}"
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise RequestError(f"{name} must be an integer {bound}, not {value!r}", code="bad_sampling", field=name)
+
+
+def _number(
+    name: str, value: object, *, low: float, high: float | None = None, open_low: bool = False
+) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if ok:
+        assert isinstance(value, (int, float))
+        ok = (value > low if open_low else value >= low) and (high is None or value <= high)
+    if not ok:
+        least = f"above {low:g}" if open_low else f"at least {low:g}"
+        bound = least if high is None else f"from {low:g} to {high:g}"
+        raise RequestError(f"{name} must be a finite number {bound}, not {value!r}", code="bad_sampling", field=name)
+
+
+def _json_type(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)
