@@ -155,9 +155,7 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
             `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling` or `bad_stop`.
     """
     if not isinstance(record, Mapping):
-        raise RequestError(
-            f"a request must be a JSON object, not {_json_type(record)}", code="bad_record", field=None
-        )
+        raise RequestError(f"a request must be a JSON object, not {_json_type(record)}", code="bad_record", field=None)
     unknown = sorted(str(key) for key in record if key not in RECORD_FIELDS)
     if unknown:
         allowed = ", ".join(sorted(RECORD_FIELDS))
@@ -252,9 +250,7 @@ def parse_stop(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
 def _parse_messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     # Presence of the key counts, also with a null value: a caller who wrote both made a mistake.
     if ("prompt" in record) == ("messages" in record):
-        raise RequestError(
-            "give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt"
-        )
+        raise RequestError("give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt")
     if "prompt" in record:
         prompt = record["prompt"]
         if not isinstance(prompt, str) or not _is_unicode(prompt):
@@ -301,9 +297,7 @@ def _integer(name: str, value: object, *, low: int, high: int | None = None) -> 
         raise RequestError(f"{name} must be an integer {bound}, not {value!r}", code="bad_sampling", field=name)
 
 
-def _number(
-    name: str, value: object, *, low: float, high: float | None = None, open_low: bool = False
-) -> None:
+def _number(name: str, value: object, *, low: float, high: float | None = None, open_low: bool = False) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if ok:
         assert isinstance(value, (int, float))
