@@ -95,6 +95,7 @@ class Request:
         sampling: how tokens are drawn.
         stop: strings that end the text; the match itself is not part of it.
         ignore_eos: go on after end tokens (benchmarks), until `max_new_tokens`.
+        limit_is_default: the caller named no limit, so `max_new_tokens` may shrink to what the context has room for.
         created: monotonic seconds when the request object was made.
     """
 
@@ -109,6 +110,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    limit_is_default: bool = False
     created: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -125,13 +127,14 @@ class Request:
 class RequestDefaults:
     """Values for what a record leaves out. `seed` is the base from which per-request seeds are derived."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = 8192
     max_denoising_steps: int | None = None
     seed: int = 42
     think: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    limit_is_default: bool = True  # False when the user chose max_new_tokens for the whole run
 
 
 RECORD_FIELDS: Final = frozenset(
@@ -188,6 +191,7 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
         sampling=parse_sampling(record.get("sampling"), defaults.sampling),
         stop=parse_stop(record.get("stop"), defaults.stop),
         ignore_eos=defaults.ignore_eos,
+        limit_is_default=record.get("max_new_tokens") is None and defaults.limit_is_default,
     )
 
 

@@ -1,0 +1,232 @@
+"""The AR lane: one token per forward. The truth that the other lanes are held against.
+
+Rows are interleaved, never stacked: each row's forward is a graph of its own, submitted to the device before the next
+row's is built, so a row's numbers cannot depend on its neighbours. A greedy row looks one token ahead: the forward of
+the next token is submitted before the host has read the current one, which hides the host's work behind the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from polytoken.cache.bank import StateBank
+from polytoken.cache.state import DecodingState
+from polytoken.errors import NonFiniteError, RequestError
+from polytoken.events import TokenLogprob
+from polytoken.lanes.base import Commit, Lane
+from polytoken.lanes.prefill import Prefill
+from polytoken.models.base import CausalModel
+from polytoken.request import Request
+from polytoken.sampling.sampler import TokenSampler, device_greedy
+
+
+@dataclass
+class ArRow:
+    """One request of the AR lane.
+
+    `logits` is the row [1, V] that the next token is chosen from. A greedy row holds `ahead` instead once it has been
+    submitted: the next token's id and its finiteness, int32 [1] and bool [1], still on the device.
+    """
+
+    request: Request
+    prefill: Prefill
+    sampler: TokenSampler
+    stop_ids: frozenset[int]
+    generated: int = 0
+    logits: mx.array | None = None
+    ahead: tuple[mx.array, mx.array] | None = None
+    fault: Exception | None = field(default=None, repr=False)
+
+    @property
+    def cache(self) -> DecodingState:
+        return self.prefill.cache
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prefill.ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.prefill.cached_tokens
+
+    @property
+    def cache_miss(self) -> str | None:
+        return self.prefill.miss
+
+    @property
+    def prefill_remaining(self) -> int:
+        return self.prefill.remaining
+
+
+class ArLane(Lane[ArRow]):
+    """Autoregressive decoding over any `CausalModel`.
+
+    Args:
+        model: the network.
+        bank: store of prompt prefixes; a limit of 0 bytes turns reuse off.
+        prefill_chunk: tokens per prefill forward, the absolute grid that all prompts are encoded on.
+        eos_ids: ids that end a text.
+        turn_end_id: the end-of-turn id, reported as `turn_end` instead of `eos`; None when the model has none.
+        max_positions: longest sequence (prompt + output) the model supports.
+    """
+
+    name = "ar"
+    execution = "row_interleaved_singleton"
+
+    def __init__(
+        self,
+        model: CausalModel,
+        bank: StateBank,
+        *,
+        prefill_chunk: int,
+        eos_ids: Sequence[int],
+        max_positions: int,
+        turn_end_id: int | None = None,
+    ) -> None:
+        self.model = model
+        self.bank = bank
+        self.prefill_chunk = prefill_chunk
+        self.eos_ids = frozenset(eos_ids) | ({turn_end_id} if turn_end_id is not None else frozenset())
+        self.turn_end_id = turn_end_id
+        self.max_positions = max_positions
+        self.forwards = 0
+        self.discarded_lookaheads = 0
+
+    def open(self, request: Request, ids: Sequence[int]) -> ArRow:
+        request = fit_length(request, len(ids), max_positions=self.max_positions)
+        sampler = TokenSampler(
+            request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
+        )
+        return ArRow(
+            request=request,
+            prefill=Prefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk),
+            sampler=sampler,
+            stop_ids=frozenset() if request.ignore_eos else self.eos_ids,
+        )
+
+    def prefill_cost(self, row: ArRow) -> int:
+        return row.prefill.cost
+
+    def prefill_step(self, row: ArRow) -> bool:
+        if not row.prefill.step():
+            return False
+        row.logits = row.prefill.logits
+        if not row.sampler.needs_host:
+            row.ahead = device_greedy(row.logits)
+        return True
+
+    def step(self, rows: Sequence[ArRow]) -> list[Commit | Exception]:
+        for row in rows:
+            if row.ahead is not None:
+                try:
+                    self._look_ahead(row)
+                except Exception as fault:
+                    row.fault = fault
+        return [self._outcome(row) for row in rows]
+
+    def close(self, row: ArRow, *, keep: bool) -> None:
+        row.logits = row.ahead = None
+        row.prefill.release()
+
+    def settle(self) -> None:
+        mx.synchronize()
+
+    def statistics(self) -> Mapping[str, Any]:
+        return {
+            **self.bank.counters(),
+            "discarded_lookaheads": self.discarded_lookaheads,
+            "mlx_active_memory_bytes": mx.get_active_memory(),
+            "mlx_peak_memory_bytes": mx.get_peak_memory(),
+        }
+
+    def _look_ahead(self, row: ArRow) -> None:
+        """Submit the forward of the token in flight, whose value the host does not know yet."""
+        assert row.ahead is not None
+        current, _ = row.ahead
+        row.logits = None
+        if row.generated + 1 < row.request.max_new_tokens:
+            row.logits = self._forward(row, current.reshape(1, 1))
+            mx.async_eval(row.logits)
+
+    def _commit(self, row: ArRow) -> Commit:
+        """Read this step's token, and see to it that the next step finds its logits on the way."""
+        token_id, logprob = self._read(row)
+        row.generated += 1
+        row.sampler.observe(token_id)
+        reason = self._stop_reason(row, token_id)
+        if reason is not None:
+            self.discarded_lookaheads += row.ahead is not None and row.logits is not None
+            row.logits = row.ahead = None
+        elif row.ahead is not None:
+            assert row.logits is not None
+            row.ahead = device_greedy(row.logits)
+            mx.async_eval(*row.ahead)
+        else:
+            row.logits = self._forward(row, mx.array([[token_id]], dtype=mx.int32))
+            mx.async_eval(row.logits)
+        return Commit(
+            token_ids=(token_id,),
+            stop_reason=reason,
+            logprobs=None if logprob is None else (logprob,),
+            proposed=1,
+            forwards=1,
+        )
+
+    def _read(self, row: ArRow) -> tuple[int, TokenLogprob | None]:
+        """The chosen id of this step: the only place where the host waits for the device."""
+        if row.ahead is not None:
+            token, ok = row.ahead
+            if not ok.item():
+                raise NonFiniteError(f"logits hold no finite maximum at output position {row.generated}")
+            return int(token.item()), None
+        assert row.logits is not None
+        choice = row.sampler.choose(np.array(row.logits[0], copy=False), position=row.generated)
+        return choice.token_id, choice.logprob
+
+    def _forward(self, row: ArRow, ids: mx.array) -> mx.array:
+        """Logits float32 [1, V] after ids [1, 1]."""
+        self.forwards += 1
+        hidden = self.model.forward(ids, row.cache)
+        return self.model.project(hidden.post[:, -1])
+
+    def _stop_reason(self, row: ArRow, token_id: int) -> str | None:
+        if token_id in row.stop_ids:
+            return "turn_end" if token_id == self.turn_end_id else "eos"
+        if row.generated >= row.request.max_new_tokens:
+            return "max_new_tokens"
+        return None
+
+    def _outcome(self, row: ArRow) -> Commit | Exception:
+        """This row's commit, or its fault, which stays its own."""
+        if row.fault is not None:
+            return row.fault
+        try:
+            return self._commit(row)
+        except Exception as fault:
+            return fault
+
+
+def fit_length(request: Request, prompt_tokens: int, *, max_positions: int) -> Request:
+    """The request with an output limit that fits the model's positions.
+
+    A limit that was only a default shrinks to what is left; one that the caller chose is kept or refused.
+
+    Raises:
+        RequestError: `too_long`.
+    """
+    room = max_positions - prompt_tokens
+    if request.limit_is_default and room >= 1:
+        return replace(request, max_new_tokens=min(request.max_new_tokens, room))
+    if request.max_new_tokens > room:
+        raise RequestError(
+            f"prompt of {prompt_tokens} tokens + max_new_tokens {request.max_new_tokens} exceeds the model's "
+            f"{max_positions} positions; shorten the prompt or lower max_new_tokens",
+            code="too_long",
+            field="max_new_tokens",
+        )
+    return request
