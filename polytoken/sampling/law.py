@@ -30,7 +30,7 @@ Ids = npt.NDArray[np.int64]
 Probs = npt.NDArray[np.float64]
 
 _FIRST_NUCLEUS: Final = 64  # ranks sorted at first for top_p; most rows of a language model need no more
-_NUCLEUS_GROWTH: Final = 8
+_NUCLEUS_GROWTH: Final = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def shape(logits: Logits, params: SamplingParams) -> Distribution:
     if params.min_p > 0.0:  # weights are P / max P
         ids, values, weights = _take(np.flatnonzero(weights >= params.min_p), ids, values, weights)
     if by_mass:
-        count = _nucleus(values, float(params.top_p) * total, peak=peak, temperature=T)
+        count = _nucleus(weights, float(params.top_p) * total)
         if count < values.size:
             ids, values, weights = _take(leading(values, count), ids, values, weights)
     probs = weights / weights.sum()
@@ -121,7 +121,7 @@ def finite_peak(logits: Logits) -> float:
 
 
 def leading(values: Logits, count: int) -> Ids:
-    """Indices, ascending, of the first `count` ranks of values [n]; rank is by value descending, then index ascending."""
+    """Indices, ascending, of the first `count` ranks of values [n] (by value descending, then index ascending)."""
     n = values.size
     if count >= n:
         return np.arange(n, dtype=np.int64)
@@ -145,24 +145,20 @@ def _weights(values: Logits, peak: float, temperature: float) -> Probs:
         return np.exp(scaled, out=scaled)
 
 
-def _nucleus(values: Logits, mass: float, *, peak: float, temperature: float) -> int:
-    """How many ranks of values [n] have less than `mass` before them (weights as in `_weights`); at least 1.
+def _nucleus(weights: Probs, mass: float) -> int:
+    """How many ranks of weights [n] have less than `mass` before them; at least 1.
 
     Only as many ranks are sorted as it takes to gather the mass. The running sum is sequential from rank 0, so the
     answer does not depend on how far a round looked.
     """
-    n = values.size
+    n = weights.size
     look = min(_FIRST_NUCLEUS, n)
     while True:
-        ranked = values if look == n else np.partition(values, n - look)[n - look :]
-        ranked = np.sort(ranked)[::-1]
-        after = np.cumsum(_weights(ranked, peak, temperature))  # mass up to and including each rank
-        # Rank i + 1 is in when after[i] < mass.
-        count = 1 + int(np.searchsorted(after, mass, side="left"))
-        if count <= look:
-            return count
-        if look == n:
-            return n
+        top = weights if look == n else np.partition(weights, n - look)[n - look :]
+        after = np.cumsum(np.sort(top)[::-1])  # mass up to and including each rank
+        count = 1 + int(np.searchsorted(after, mass, side="left"))  # rank i + 1 is in while after[i] < mass
+        if count <= look or look == n:
+            return min(count, n)
         look = min(look * _NUCLEUS_GROWTH, n)
 
 
