@@ -1,0 +1,123 @@
+"""The text of one request while its ids are committed: detokenizer and stop strings joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polytoken.text.detokenizer import Detokenizer
+from polytoken.text.ports import Tokenizer
+from polytoken.text.profile import Kind, decode_profile
+from polytoken.text.stops import StopMatcher
+
+
+@dataclass(frozen=True)
+class TextStep:
+    """What one commit did to the text.
+
+    Attributes:
+        consumed: how many of the pushed ids belong to the result; fewer than all only when a stop string matched.
+        delta: visible text that this step adds.
+        stop_string: the stop string that ended the request, or None.
+    """
+
+    consumed: int
+    delta: str
+    stop_string: str | None = None
+
+
+class TextStream:
+    """Visible and full text of one request.
+
+    Visible text leaves out special tokens and stop ids, and ends before a stop string. It only ever grows:
+
+        deltas joined == text, and at the end text + finish() == visible decode of all ids, cut before the stop string
+        (for a decoder whose text for more ids begins with its text for fewer; else see `Detokenizer`).
+
+    Held back are an unfinished character and the beginning of a possible stop string, nothing else.
+    The result does not depend on how ids are grouped into commits.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), stop_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._profile = decode_profile(tokenizer)
+        self._stop_ids = stop_ids
+        self._matcher = StopMatcher(stop)
+        self._full = Detokenizer(tokenizer, skip_special=False)
+        self._visible = self._full  # one stream serves both until the first id that one of them must not see
+        self._shown: list[str] = []
+        self._finished = False
+        self._stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Visible text so far: all deltas joined."""
+        if len(self._shown) > 1:
+            self._shown = ["".join(self._shown)]
+        return self._shown[0] if self._shown else ""
+
+    @property
+    def full_text(self) -> str:
+        """Decode of all consumed ids with special tokens kept, as the tokenizer itself would give it."""
+        return self._full.text
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was met, also by `finish`."""
+        return self._stop_string
+
+    def push(self, ids: Sequence[int]) -> TextStep:
+        """Take committed ids in order, up to the one that completes a stop string.
+
+        Raises:
+            RuntimeError: after a stop string or `finish`; the caller has lost track of its request.
+        """
+        if self._finished:
+            raise RuntimeError("ids were pushed to a text stream that has ended")
+        parts: list[str] = []
+        for position, token_id in enumerate(ids, start=1):
+            part = self._take(token_id)
+            parts.append(part)
+            if self._stop_string is not None:
+                return TextStep(position, self._show("".join(parts)), self._stop_string)
+        return TextStep(len(ids), self._show("".join(parts)))
+
+    def finish(self) -> str:
+        """Visible text that was held back. Empty after a stop string, and when called again."""
+        if self._finished:
+            return ""
+        rest = self._match(self._visible.finish())
+        if self._stop_string is None:
+            rest += self._matcher.finish()
+        self._finished = True
+        return self._show(rest)
+
+    def _take(self, token_id: int) -> str:
+        if self._is_hidden(token_id):
+            if self._visible is self._full:
+                self._visible = self._full.fork()
+            self._full.push(token_id)
+            return ""
+        delta = self._full.push(token_id)
+        if self._visible is not self._full:
+            delta = self._visible.push(token_id)
+        return self._match(delta)
+
+    def _is_hidden(self, token_id: int) -> bool:
+        return token_id in self._stop_ids or self._profile.kind(self._tokenizer, token_id) is Kind.SPECIAL
+
+    def _match(self, delta: str) -> str:
+        if not delta:
+            return ""
+        step = self._matcher.push(delta)
+        if step.stop_string is not None:
+            self._stop_string = step.stop_string
+            self._finished = True
+        return step.text
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
