@@ -40,8 +40,13 @@ class Quantisation:
     overrides: Mapping[str, Packing | None]
 
     def of(self, path: str) -> Packing | None:
-        """The packing of the module at `path`; None when the block says that it is plain."""
-        return self.overrides.get(path, self.default)
+        """The packing of the module at `path`; None when the block says that it is plain.
+
+        Overrides may spell the path with the prefix of a multimodal wrapper, which the network's own names lack.
+        """
+        if path in self.overrides:
+            return self.overrides[path]
+        return next((value for key, value in self.overrides.items() if key.endswith(f".{path}")), self.default)
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Quantisation | None:
