@@ -1,0 +1,97 @@
+"""Records that outlive a decoding state: a layer's block of rows, and a layer's snapshot joined from blocks.
+
+Nothing here changes after it is made. The arrays of a record are read by many borrowers and written by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBlock:
+    """What one layer keeps of the tokens up to `stop`: with the blocks before it, a state at `stop` can be rebuilt.
+
+    Attributes:
+        kind: the layer class's `kind`.
+        window: W of a sliding layer, else None.
+        start: first row held. A layer whose state at `stop` stands alone (recurrent) says 0 and holds that state.
+        stop: number of tokens encoded at the end of the block.
+        needs: first row that a state at `stop` must have: 0, or stop - (W - 1) for a sliding layer.
+        arrays: the rows [start, stop), (keys [1, h, stop - start, dk], values [1, h, stop - start, dv]); () if none.
+    """
+
+    kind: str
+    window: int | None
+    start: int
+    stop: int
+    needs: int
+    arrays: tuple[mx.array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays; known before they are evaluated."""
+        return sum(int(array.nbytes) for array in self.arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSnapshot:
+    """One layer's state at `offset`, as consecutive parts that are read and never written.
+
+    Attributes:
+        kind, window: as in `LayerBlock`.
+        offset: tokens encoded.
+        parts: consecutive runs of rows, each (keys, values); they may be shared with a store and with other snapshots.
+    """
+
+    kind: str
+    window: int | None
+    offset: int
+    parts: tuple[tuple[mx.array, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the valid state."""
+        return sum(int(array.nbytes) for part in self.parts for array in part)
+
+    def arrays(self) -> list[mx.array]:
+        """The state as whole arrays (keys [1, h, n, dk], values [1, h, n, dv]); parts are joined lazily."""
+        if len(self.parts) <= 1:
+            return [array for part in self.parts for array in part]
+        return [mx.concatenate(list(rows), axis=2) for rows in zip(*self.parts, strict=True)]
+
+
+def join_blocks(blocks: Sequence[LayerBlock]) -> LayerSnapshot | None:
+    """The snapshot at the end of a chain of blocks (oldest first), or None if rows that it needs are missing.
+
+    Shares the blocks' arrays; only the oldest part may be a view of the rows that still count.
+    """
+    last = blocks[-1]
+    parts: list[tuple[mx.array, ...]] = []
+    reached = last.stop
+    for block in reversed(blocks):
+        if reached <= last.needs:
+            break
+        if block.stop < reached or block.start == block.stop:
+            return None
+        if block.stop > reached:  # rows that a wider, later block already gave
+            if block.start >= reached:
+                continue
+            block = cut_block(block, block.start, reached)  # noqa: PLW2901
+        if block.start < last.needs:
+            block = cut_block(block, last.needs, block.stop)  # noqa: PLW2901
+        parts.append(block.arrays)
+        reached = block.start
+    if reached > last.needs:
+        return None
+    return LayerSnapshot(last.kind, last.window, last.stop, tuple(reversed(parts)))
+
+
+def cut_block(block: LayerBlock, start: int, stop: int) -> LayerBlock:
+    """The rows [start, stop) of a block of rows, as views."""
+    lo, hi = start - block.start, stop - block.start
+    rows = tuple(array[:, :, lo:hi] for array in block.arrays)
+    return LayerBlock(block.kind, block.window, start, stop, min(block.needs, start), rows)
