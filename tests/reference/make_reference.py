@@ -1,0 +1,120 @@
+"""Make `tests/fixtures/*.npz`: what `transformers` computes on the tiny checkpoints, in fp32 on the CPU.
+
+    pip install '.[cpu,reference]'
+    python tests/reference/make_reference.py [family ...]
+
+Not part of the test run: the arrays are kept in the repository and change only when a checkpoint or this file does.
+The checkpoints themselves are not kept, `polytoken.testkit` writes them again from their seeds.
+
+Arrays of a causal case, for each prompt P of "long" (40 ids) and "short" (9 ids): `P_ids` [1, S] and `P_logits` [S, V].
+Every file also holds `versions`, a JSON text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from reference_cases import CAUSAL_CASES, FIXTURES, Case
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from polytoken.testkit.tiny import TinyCheckpoint
+
+Arrays = dict[str, np.ndarray]
+
+LENGTHS = {"long": 40, "short": 9}
+# One by one against all at once, within one implementation: more than rounding means a broken case.
+INCREMENTAL_TOLERANCE = 2e-5
+
+
+def load(checkpoint: TinyCheckpoint, model_class: Any = AutoModelForCausalLM) -> Any:
+    """The checkpoint as transformers' own network; every tensor has to be used and no tensor may be missing."""
+    model, info = model_class.from_pretrained(
+        checkpoint.path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    problems = {key: sorted(value) for key, value in info.items() if value}
+    if problems:
+        raise SystemExit(f"{checkpoint.family}: transformers did not take the checkpoint as it is: {problems}")
+    return model.eval()
+
+
+def load_sliding_llama(checkpoint: TinyCheckpoint) -> Any:
+    """A llama with sliding layers. transformers' own llama has none, but qwen2 with zero biases is that network."""
+    config = dict(checkpoint.config)
+    config.update(model_type="qwen2", architectures=["Qwen2ForCausalLM"], use_sliding_window=True)
+    donor = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
+    model = Qwen2ForCausalLM._from_config(Qwen2Config(**config), attn_implementation="eager").float()
+    missing, unexpected = model.load_state_dict(donor.state_dict(), strict=False)
+    if unexpected or not all(name.endswith("_proj.bias") for name in missing):
+        raise SystemExit(f"llama with sliding layers: missing {missing}, unexpected {unexpected}")
+    with torch.no_grad():
+        for name in missing:
+            model.get_parameter(name).zero_()
+    return model.eval()
+
+
+def random_ids(case: Case, length: int, *, vocab_size: int) -> torch.Tensor:
+    """[1, length] ids of the whole vocabulary, seeded by the case."""
+    generator = np.random.Generator(np.random.Philox(key=[case.seed, length]))
+    return torch.tensor(generator.integers(0, vocab_size, (1, length)))
+
+
+def one_by_one(model: Any, ids: torch.Tensor, *, start: int) -> torch.Tensor:
+    """Logits [1, S, V] from a prompt of `start` ids and then one id at a time through transformers' cache."""
+    out = model(input_ids=ids[:, :start], use_cache=True)
+    rows = [out.logits]
+    for position in range(start, ids.shape[1]):
+        step = ids[:, position : position + 1]
+        out = model(input_ids=step, cache=out.cache if hasattr(out, "cache") else out.past_key_values, use_cache=True)
+        rows.append(out.logits)
+    return torch.cat(rows, 1)
+
+
+def causal_arrays(case: Case, checkpoint: TinyCheckpoint) -> Arrays:
+    """Ids and full-sequence logits of the two prompts, after checking them against the one-by-one run."""
+    model = load_sliding_llama(checkpoint) if case.shape == "sliding" else load(checkpoint)
+    arrays: Arrays = {}
+    for prompt, length in LENGTHS.items():
+        ids = random_ids(case, length, vocab_size=checkpoint.config["vocab_size"])
+        logits = model(input_ids=ids, use_cache=False).logits
+        difference = (one_by_one(model, ids, start=5) - logits).abs().max().item()
+        print(f"{case.name} {prompt}: largest {logits.abs().max().item():.2f}, one by one differs {difference:.1e}")
+        if difference > INCREMENTAL_TOLERANCE:
+            raise SystemExit(f"{case.name}: transformers disagrees with itself by {difference}")
+        arrays[f"{prompt}_ids"] = ids.numpy().astype(np.int32)
+        arrays[f"{prompt}_logits"] = logits[0].numpy()
+    return arrays
+
+
+def versions() -> str:
+    """What the arrays were made with."""
+    return json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the reference arrays of the tests.")
+    families = sorted({case.family for case in CAUSAL_CASES})
+    parser.add_argument("families", nargs="*", choices=[*families, []], help="default: all")
+    chosen = parser.parse_args().families or families
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    for family in chosen:
+        arrays: Arrays = {"versions": np.array(versions())}
+        for case in (case for case in CAUSAL_CASES if case.family == family):
+            with tempfile.TemporaryDirectory() as directory:
+                checkpoint = case.write(Path(directory))
+                made = causal_arrays(case, checkpoint)
+            arrays.update({f"{case.shape}/{name}": array for name, array in made.items()})
+        path = FIXTURES / f"{family}.npz"
+        np.savez_compressed(path, **arrays)
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()
