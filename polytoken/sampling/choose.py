@@ -43,7 +43,7 @@ def top_logprobs(logits: Logits, chosen: int, n: int) -> TokenLogprob:
     def value(token_id: int) -> float:
         return max(float(shifted[token_id]) - log_total, LOGPROB_FLOOR)
 
-    ids = leading(logits, n) if n else np.zeros(0, np.int64)
+    ids = leading(logits, n)
     ranked = ids[np.argsort(-logits[ids], kind="stable")]
     return TokenLogprob(
         token_id=chosen,

@@ -123,8 +123,8 @@ def finite_peak(logits: Logits) -> float:
 def leading(values: Logits, count: int) -> Ids:
     """Indices, ascending, of the first `count` ranks of values [n] (by value descending, then index ascending)."""
     n = values.size
-    if count >= n:
-        return np.arange(n, dtype=np.int64)
+    if count >= n or count == 0:
+        return np.arange(min(count, n), dtype=np.int64)
     # The value at the cut is found without sorting; every tie at the cut is then seen, and the lowest indices win.
     cut = np.partition(values, n - count)[n - count]
     chosen = values > cut

@@ -145,7 +145,8 @@ def adjust(
     if counts is not None:
         penalise(row, params, counts)
     if bias is not None:
-        row[bias.ids] = _clip(row[bias.ids].astype(np.float64) + bias.values)
+        z = row[bias.ids].astype(np.float64) + bias.values
+        row[bias.ids] = _clip(z, banned=np.isneginf(z))
     if allowed is not None:
         row[~allowed] = -np.inf
     return row
@@ -159,14 +160,15 @@ def penalise(row: Logits, params: SamplingParams, counts: TokenCounts) -> None:
     """
     ids, times = counts.seen, counts.counts
     z = row[ids].astype(np.float64)
+    banned = np.isneginf(z)
     rho = params.repetition_penalty
     if rho != 1.0:
         with np.errstate(over="ignore", under="ignore"):
             z = np.where(z > 0.0, z / rho, z * rho)
     z -= params.frequency_penalty * times + params.presence_penalty * (times > 0)
-    row[ids] = _clip(z)
+    row[ids] = _clip(z, banned=banned)
 
 
-def _clip(z: npt.NDArray[np.float64]) -> Logits:
-    """float32 again; what was finite stays finite, a ban stays a ban."""
-    return np.where(np.isneginf(z), z, np.clip(z, -_LARGEST, _LARGEST)).astype(np.float32)
+def _clip(z: npt.NDArray[np.float64], *, banned: npt.NDArray[np.bool_]) -> Logits:
+    """float32 again: -inf where banned, finite everywhere else, however far the arithmetic went."""
+    return np.where(banned, -np.inf, np.clip(z, -_LARGEST, _LARGEST)).astype(np.float32)
