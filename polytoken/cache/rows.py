@@ -27,14 +27,14 @@ def write_rows(buffer: mx.array, rows: mx.array, at: int) -> mx.array:
     return fresh
 
 
-def copy_rows(array: mx.array, start: int, stop: int) -> mx.array:
-    """Rows [start, stop) of `array` [1, h, C, d] in memory of their own, exactly as large as they are (still lazy).
+def copy_array(array: mx.array) -> mx.array:
+    """The same values, at least 1-d and not empty, in memory of their own and exactly as large as they are (lazy).
 
-    `mx.contiguous` is not enough: it shares the source's memory when that is only a little larger, and a shared
-    buffer can no longer be appended to without a copy.
+    Neither a full-range item assignment nor `mx.contiguous` will do: the first returns its right-hand side, and the
+    second shares the source's memory when that is only a little larger. Both would let a small record keep a large
+    buffer alive, and a shared buffer cannot be appended to in place. A write at a computed index always copies.
     """
-    rows = array[:, :, start:stop]
-    return write_rows(mx.zeros(rows.shape, rows.dtype), rows, 0)
+    return mx.slice_update(mx.zeros_like(array), array, mx.array([0]), axes=[0])
 
 
 def room_for(rows: int) -> int:
@@ -80,7 +80,9 @@ class RowBuffer:
         added = check_rows(keys, values, like=self._pair)
         kept = self.rows if keep is None else min(self.rows, keep)
         wanted = room_for(kept + added)
-        if self._pair is not None and self._stop + added <= self.capacity <= wanted + STEP:
+        # At row 0 there is nothing to keep, and a write over the whole buffer would install the caller's own array.
+        fits = 0 < self._stop and self._stop + added <= self.capacity <= wanted + STEP
+        if self._pair is not None and fits:
             old_keys, old_values = self._pair
             self._pair = write_rows(old_keys, keys, self._stop), write_rows(old_values, values, self._stop)
             self._start = self._stop - kept
@@ -113,7 +115,7 @@ class RowBuffer:
         """Rows [start, stop) of those that count, in memory of their own (still lazy)."""
         keys, values = self._filled()
         lo, hi = self._start + start, self._start + stop
-        return copy_rows(keys, lo, hi), copy_rows(values, lo, hi)
+        return copy_array(keys[:, :, lo:hi]), copy_array(values[:, :, lo:hi])
 
     def cut(self, rows: int) -> None:
         """Forget the last `rows` rows; the next append overwrites them."""
