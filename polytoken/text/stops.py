@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StopStep:
-    """`text` may be shown now; `stop_string` is the match that ended the stream, if one did."""
+    """`text` may be shown now; `stop_string` is the match that ended the stream, if any, and `rest` what follows it."""
 
     text: str
     stop_string: str | None = None
+    rest: str = ""
 
 
 class StopMatcher:
@@ -46,7 +47,7 @@ class StopMatcher:
             stop = self._advance(character)
             if stop is not None:
                 self._held = ""
-                return StopStep(buffer[: position - len(stop)], stop)
+                return StopStep(buffer[: position - len(stop)], stop, buffer[position:])
         keep = len(buffer) - max(self._matched)
         self._held = buffer[keep:]
         return StopStep(buffer[:keep])

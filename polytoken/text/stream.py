@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polytoken.text.channels import Channel, ReasoningSplitter
 from polytoken.text.detokenizer import Detokenizer
 from polytoken.text.ports import Tokenizer
 from polytoken.text.profile import Kind, decode_profile
@@ -34,17 +35,34 @@ class TextStream:
         deltas joined == text, and at the end text + finish() == visible decode of all ids, cut before the stop string
         (for a decoder whose text for more ids begins with its text for fewer; else see `Detokenizer`).
 
-    Held back are an unfinished character and the beginning of a possible stop string, nothing else.
+    Held back are an unfinished character, the beginning of a possible stop string and, with a splitter, the beginning
+    of a possible opening tag; nothing else.
     The result does not depend on how ids are grouped into commits.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), stop_ids: frozenset[int] = frozenset()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        reasoning: ReasoningSplitter | None = None,
     ) -> None:
+        """A stream for one request.
+
+        Args:
+            tokenizer: the checkpoint's tokenizer.
+            stop: strings that end the request, none empty.
+            stop_ids: ids that end it; never visible, also when the tokenizer has them as ordinary tokens.
+            reasoning: a fresh splitter of the model's tags. Stop strings are then sought in the answer only, since a
+                caller who asks to stop at a word does not mean the model's own notes. The visible text keeps both.
+        """
         self._tokenizer = tokenizer
         self._profile = decode_profile(tokenizer)
         self._stop_ids = stop_ids
         self._matcher = StopMatcher(stop)
+        self._reasoning = reasoning
+        self._undecided = ""  # text that may yet prove to be reasoning or answer
         self._full = Detokenizer(tokenizer, skip_special=False)
         self._visible = self._full  # one stream serves both until the first id that one of them must not see
         self._shown: list[str] = []
@@ -89,6 +107,8 @@ class TextStream:
         if self._finished:
             return ""
         rest = self._match(self._visible.finish())
+        if self._undecided:
+            rest += self._decide()
         if self._stop_string is None:
             rest += self._matcher.finish()
         self._finished = True
@@ -111,11 +131,35 @@ class TextStream:
     def _match(self, delta: str) -> str:
         if not delta:
             return ""
-        step = self._matcher.push(delta)
+        notes, answer = self._without_reasoning(delta)
+        step = self._matcher.push(answer)
         if step.stop_string is not None:
             self._stop_string = step.stop_string
             self._finished = True
-        return step.text
+        return notes + step.text
+
+    def _without_reasoning(self, delta: str) -> tuple[str, str]:
+        """The part of the text in which no stop string counts, tags included, and the answer behind it."""
+        splitter = self._reasoning
+        if splitter is None or (splitter.channel is Channel.CONTENT and not self._undecided):
+            return "", delta
+        text, self._undecided = self._undecided + delta, ""
+        answer = splitter.push(delta).content
+        if splitter.channel is Channel.START:
+            self._undecided = text
+            return "", ""
+        if splitter.channel is Channel.REASONING:
+            return text, ""
+        return text[: len(text) - len(answer)], answer
+
+    def _decide(self) -> str:
+        """Release what the splitter held to the end: an answer that only looked like the beginning of a tag."""
+        assert self._reasoning is not None
+        text, self._undecided = self._undecided, ""
+        self._reasoning.finish()
+        if self._reasoning.channel is Channel.REASONING:
+            return text
+        return self._match(text)
 
     def _show(self, text: str) -> str:
         if text:
