@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -141,6 +142,8 @@ RECORD_FIELDS: Final = frozenset(
     {"request_id", "prompt", "messages", "max_new_tokens", "max_denoising_steps", "seed", "think"}
     | {"sampling", "stop"}  # ours, beside the seven of the protocol
 )
+_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+_SHOWN_LIMIT: Final = 80
 _SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams))
 
 
@@ -163,9 +166,9 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
     if unknown:
         allowed = ", ".join(sorted(RECORD_FIELDS))
         raise RequestError(
-            f"unknown field {', '.join(map(repr, unknown))}; allowed: {allowed}",
+            f"unknown field {', '.join(map(_shown, unknown))}; allowed: {allowed}",
             code="unknown_field",
-            field=unknown[0],
+            field=_printable(unknown[0]),
         )
     request_id = record.get("request_id")
     if not isinstance(request_id, str) or not request_id.strip() or not _is_unicode(request_id):
@@ -204,9 +207,9 @@ def parse_sampling(value: object, defaults: SamplingParams) -> SamplingParams:
     unknown = sorted(str(key) for key in value if key not in _SAMPLING_FIELDS)
     if unknown:
         raise RequestError(
-            f"unknown sampling field {', '.join(map(repr, unknown))}; allowed: {', '.join(sorted(_SAMPLING_FIELDS))}",
+            f"unknown sampling field {', '.join(map(_shown, unknown))}; allowed: {', '.join(sorted(_SAMPLING_FIELDS))}",
             code="bad_sampling",
-            field=f"sampling.{unknown[0]}",
+            field=f"sampling.{_printable(unknown[0])}",
         )
     given = {name: item for name, item in value.items() if item is not None}
     if "logit_bias" in given:
@@ -222,14 +225,14 @@ def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         )
     pairs: dict[int, float] = {}
     for key, bias in value.items():
-        try:
-            token_id = int(key)
-        except (TypeError, ValueError):
+        # Plain decimal and nothing else int() would take (blanks, signs, "007", "1_0"): so no two keys name one id.
+        text = _shown(key) if _is_integer(key) else key
+        if not isinstance(text, str) or _TOKEN_ID.fullmatch(text) is None:
             raise RequestError(
-                f"logit_bias key {key!r} is not a token id", code="bad_sampling", field="logit_bias"
-            ) from None
+                f"logit_bias key {_shown(key)} is not a token id", code="bad_sampling", field="logit_bias"
+            )
         _number("logit_bias", bias, low=-BIAS_LIMIT, high=BIAS_LIMIT)
-        pairs[token_id] = float(bias)
+        pairs[int(text)] = float(bias)
     return tuple(sorted(pairs.items()))
 
 
@@ -241,10 +244,10 @@ def parse_stop(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     if (
         not isinstance(items, Sequence)
         or len(items) > MAX_STOP_STRINGS
-        or not all(isinstance(item, str) and item for item in items)
+        or not all(isinstance(item, str) and item and _is_unicode(item) for item in items)
     ):
         raise RequestError(
-            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings, none empty",
+            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings of valid Unicode, none empty",
             code="bad_stop",
             field="stop",
         )
@@ -291,6 +294,20 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _printable(text: str) -> str:
+    """The text with lone surrogates escaped, fit for a record that leaves the engine as UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _shown(value: object) -> str:
+    """How a message quotes an offending value: its repr, cut to a length that fits a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python will print
+        return "an integer of thousands of digits"
+    return text if len(text) <= _SHOWN_LIMIT else f"{text[:_SHOWN_LIMIT]}..."
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -298,18 +315,23 @@ def _is_integer(value: object) -> bool:
 def _integer(name: str, value: object, *, low: int, high: int | None = None) -> None:
     bound = f"from {low} to {high}" if high is not None else f"of at least {low}"
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        raise RequestError(f"{name} must be an integer {bound}, not {value!r}", code="bad_sampling", field=name)
+        raise RequestError(f"{name} must be an integer {bound}, not {_shown(value)}", code="bad_sampling", field=name)
 
 
 def _number(name: str, value: object, *, low: float, high: float | None = None, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer too large for a float
+        ok = False
     if ok:
         assert isinstance(value, (int, float))
         ok = (value > low if open_low else value >= low) and (high is None or value <= high)
     if not ok:
         least = f"above {low:g}" if open_low else f"at least {low:g}"
         bound = least if high is None else f"from {low:g} to {high:g}"
-        raise RequestError(f"{name} must be a finite number {bound}, not {value!r}", code="bad_sampling", field=name)
+        raise RequestError(
+            f"{name} must be a finite number {bound}, not {_shown(value)}", code="bad_sampling", field=name
+        )
 
 
 def _json_type(value: object) -> str:
