@@ -1,0 +1,20 @@
+"""From a request to its events: scheduler, owner thread, JSON lines. Knows lanes by their contract only."""
+
+from polytoken.engine.engine import Engine, EngineError, Handle, LoadedLane
+from polytoken.engine.job import Label, Sink, TextPort, TextStep
+from polytoken.engine.jsonl import read_requests
+from polytoken.engine.scheduler import Scheduler, SchedulerLimits
+
+__all__ = [
+    "Engine",
+    "EngineError",
+    "Handle",
+    "Label",
+    "LoadedLane",
+    "Scheduler",
+    "SchedulerLimits",
+    "Sink",
+    "TextPort",
+    "TextStep",
+    "read_requests",
+]

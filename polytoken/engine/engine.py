@@ -1,0 +1,542 @@
+"""The engine: one thread that owns the device, and the ways in which other threads ask it for work.
+
+The owner thread loads the model, runs the scheduler and frees everything again; no other thread ever touches an array.
+Others leave requests and orders in its inbox and get events back, each request through a sink of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from polytoken.engine.intake import Counted, Intake
+from polytoken.engine.job import Label, Sink, TextPort
+from polytoken.engine.mailbox import Inbox, Outbox
+from polytoken.engine.scheduler import Scheduler, SchedulerLimits
+from polytoken.errors import CancelledError, NonFiniteError, PolytokenError, RequestError, UsageError
+from polytoken.events import (
+    Event,
+    GenerationFailed,
+    GenerationResult,
+    InferenceSummary,
+    RequestRejected,
+    RuntimeLoaded,
+    is_failure,
+)
+from polytoken.lanes.base import Lane
+from polytoken.request import Request, SamplingParams
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+STALL_SECONDS: Final = 300.0  # an owner thread that finished no turn for this long is taken for stuck
+
+
+class EngineError(PolytokenError):
+    """The engine cannot take or finish work: closed, full, stopped by a defect, or stuck."""
+
+    code = "engine_closed"
+    http_status = 503
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedLane:
+    """What loading gives to an engine. It lives and dies on the owner thread.
+
+    Attributes:
+        lane: the way of decoding, ready to run.
+        encode: prompt ids of a request.
+        open_text: a fresh text port for a request.
+        label: which weights answer.
+        loaded: the event that reports them.
+        sampling: what the checkpoint recommends for requests that name nothing.
+        release: called last on the owner thread, after the lane is gone (free the device's memory pool).
+    """
+
+    lane: Lane[Any]
+    encode: Callable[[Request], Sequence[int]]
+    open_text: Callable[[Request], TextPort]
+    label: Label
+    loaded: RuntimeLoaded
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    release: Callable[[], None] | None = None
+
+
+class Handle:
+    """One submitted request. Also the sink through which its events pass to the one given by the caller."""
+
+    def __init__(self, request_id: str, sink: Sink, engine: Engine) -> None:
+        self.request_id = request_id
+        self.done = False  # its last event was delivered
+        self._sink = sink
+        self._engine = engine
+
+    def cancel(self) -> None:
+        """End the request within one step, without waiting for that. No effect once it is done."""
+        # By handle, not by id: a refused duplicate must not cancel the request it duplicates.
+        if not self.done:
+            self._engine._order_quietly(lambda scheduler: self._engine._withdraw(scheduler, self))
+
+    def __call__(self, event: Event) -> None:
+        if self.done:
+            return
+        self.done = _is_last(event)
+        if self.done:
+            self._engine._open.discard(self)
+        try:
+            self._sink(event)
+        except Exception:
+            # The caller's fault must not become the other requests' fault.
+            _LOG.error("sink of request %r failed, cancelling it\n%s", self.request_id, traceback.format_exc())
+            self._sink = _drop
+            self.cancel()
+
+
+@dataclass(frozen=True)
+class _Submission:
+    payload: Request | RequestRejected
+    handle: Handle
+    token_events: bool | None
+    intake: Intake | None = None  # the run it belongs to
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Something to do with the scheduler on the owner thread, and where its outcome goes."""
+
+    act: Callable[[Scheduler], Any]
+    future: Future[Any] = field(default_factory=Future)
+
+    def run(self, scheduler: Scheduler) -> None:
+        self.future.set_running_or_notify_cancel()
+        try:
+            self.future.set_result(self.act(scheduler))
+        except BaseException as error:  # the one who waits gets it, whatever it is
+            self.future.set_exception(error)
+
+
+class Engine:
+    """Runs one lane on an owner thread. All methods may be called from any thread.
+
+    Args:
+        load: makes the lane; called once, on the owner thread.
+        limits: how much may happen at once.
+        token_events: whether `token` events are sent to those who do not say.
+        stall_seconds: how long waiters bear an owner thread that finishes no turn, None for ever.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedLane],
+        limits: SchedulerLimits | None = None,
+        *,
+        token_events: bool = True,
+        stall_seconds: float | None = STALL_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits = limits or SchedulerLimits()
+        self._load: Callable[[], LoadedLane] | None = load
+        self._token_events, self._stall_seconds, self._clock = token_events, stall_seconds, clock
+        self._inbox: Inbox[_Order, _Submission] = Inbox(max(2, self.limits.max_pending))
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._started: Future[tuple[RuntimeLoaded, SamplingParams]] = Future()
+        self._lane: LoadedLane | None = None  # touched by the owner thread only, like the next
+        self._open: set[Handle] = set()  # offered to the scheduler and not done
+        self._intake: Intake | None = None  # of the run in progress
+        self._drain = False
+        self._busy_since: float | None = None  # start of the owner's current turn, None while it waits
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> RuntimeLoaded:
+        """Load, wait for it, and return the event that tells about it. A second call returns the same.
+
+        Raises what `load` raised, unchanged.
+        """
+        with self._lock:
+            if self._thread is None:
+                if self._inbox.is_shut:
+                    raise EngineError("the engine is closed")
+                self._thread = threading.Thread(target=self._own, name="polytoken-owner", daemon=True)
+                self._thread.start()
+        try:
+            loaded, _ = self._started.result()
+        except KeyboardInterrupt:
+            self._inbox.shut(EngineError("the engine was interrupted while loading"))  # it ends when it has loaded
+            raise
+        atexit.unregister(self.close)
+        atexit.register(self.close)  # a device thread that is killed at exit can crash the process
+        return loaded
+
+    @property
+    def loaded(self) -> RuntimeLoaded:
+        """The event of the loaded model. Waits for loading."""
+        self._check_started()
+        return self._started.result()[0]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What the checkpoint recommends for requests that name nothing. Waits for loading."""
+        self._check_started()
+        return self._started.result()[1]
+
+    def close(self, *, drain: bool = False) -> None:
+        """End the engine: finish (`drain`) or fail what is open with code `engine_closed`, free everything, and join.
+
+        May be called any number of times.
+        """
+        atexit.unregister(self.close)
+        with self._lock:
+            self._drain = drain
+            intake, thread = self._intake, self._thread
+        if intake is not None and not drain:
+            intake.stop(abandon=True)
+        self._inbox.shut(EngineError("the engine is closed"))
+        if thread is None or thread is threading.current_thread():
+            return
+        while thread.is_alive():
+            thread.join(self._stall_seconds)
+            self._check_stall()
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    def submit(
+        self, request: Request, sink: Sink, *, wait: bool = True, token_events: bool | None = None
+    ) -> Handle:
+        """Queue a request; `sink` gets its events in order, on the owner thread, and must be quick.
+
+        With `wait`, blocks while the queue is full.
+
+        Raises:
+            EngineError: `queue_full` without `wait`; `engine_closed`, `engine_stopped`.
+        """
+        self._check_started()
+        handle = Handle(request.request_id, sink, self)
+        blocking = wait and threading.current_thread() is not self._thread  # the owner would wait for itself
+        if not self._inbox.put(_Submission(request, handle, token_events), wait=lambda: blocking):
+            raise EngineError(f"{self._inbox.capacity} requests are waiting already", code="queue_full")
+        return handle
+
+    def stream(self, request: Request, *, token_events: bool | None = None) -> Iterator[Event]:
+        """The request's events as they come. It is queued at the first `next`.
+
+        Leaving the iterator early cancels the request within one step.
+        """
+        outbox: Outbox[Event] = Outbox()
+        handle = self.submit(request, outbox.put, token_events=token_events)
+        try:
+            while True:
+                event = self._next(outbox)
+                yield event
+                if _is_last(event):
+                    return
+        finally:
+            handle.cancel()
+
+    def generate(self, request: Request) -> GenerationResult:
+        """The result of one request. Raises a PolytokenError with the event's code when there is none."""
+        for event in self.stream(request, token_events=False):
+            if isinstance(event, GenerationResult):
+                return event
+            if isinstance(event, (GenerationFailed, RequestRejected)):
+                raise _error_of(event)
+        raise AssertionError("a stream ends with its last event")
+
+    def cancel(self, request_id: str) -> bool:
+        """End the request of this id as failed with code `cancelled`; False when none is open."""
+
+        def act(scheduler: Scheduler) -> bool:
+            queued = (item.handle for item in self._inbox.items() if item.handle.request_id == request_id)
+            return scheduler.cancel(request_id) or any(self._withdraw(scheduler, handle) for handle in queued)
+
+        return self._ask(act)
+
+    # -- many requests -----------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        source: Iterable[Request | RequestRejected],
+        *,
+        continue_on_error: bool = True,
+        token_events: bool | None = None,
+    ) -> Iterator[Event]:
+        """Serve everything `source` gives, and end with the summary. One run at a time.
+
+        The source is read on a thread of its own, which blocks while the engine has no room. A failure ends the run
+        when `continue_on_error` is false: the rest fails with code `stopped_on_error`. After `interrupt`, or a
+        KeyboardInterrupt while waiting here, the rest fails with code `interrupted`; the KeyboardInterrupt goes on to
+        the caller after the summary. Leaving the iterator early interrupts silently.
+        """
+        outbox: Outbox[Event | Counted] = Outbox()
+
+        def submit(item: Request | RequestRejected, intake: Intake) -> None:
+            handle = Handle(item.request_id or "", outbox.put, self)
+            submission = _Submission(item, handle, token_events, intake)
+            if not self._inbox.put(submission, wait=lambda: not intake.abandoned):
+                raise CancelledError("the run was interrupted", code="interrupted")
+
+        intake = Intake(source, submit, outbox=outbox)
+        with self._lock:
+            if self._intake is not None:
+                raise UsageError("the engine is in a run already", code="busy")
+            self._intake = intake
+        complete = stopped = False
+        key: KeyboardInterrupt | None = None
+        try:
+            self._ask(Scheduler.begin_run)
+            intake.start()
+            ended, items = 0, None
+            while items is None or ended < items:
+                try:
+                    event = self._next(outbox)
+                except KeyboardInterrupt as pressed:
+                    if key is not None:
+                        raise  # pressed again: no patience left
+                    key = pressed
+                    self.interrupt()
+                    continue
+                if isinstance(event, Counted):
+                    items = event.items
+                    continue
+                ended += _is_last(event)
+                yield event
+                if is_failure(event) and not continue_on_error and not stopped:
+                    stopped = True
+                    self._stop_run(PolytokenError("an earlier request failed", code="stopped_on_error"))
+            complete = True
+            summary = self._ask(_end_run)
+        finally:
+            with self._lock:
+                self._intake = None
+            if not complete:
+                intake.stop(abandon=True)
+                self._inbox.wake()
+                self._order_quietly(self._clear)
+        yield summary
+        if key is not None:
+            raise key
+
+    def interrupt(self) -> None:
+        """Fail every open request with code `interrupted`, and end the run if there is one. Does not wait.
+
+        A signal handler may call it.
+        """
+        with self._lock:
+            intake = self._intake
+        if intake is None:
+            self._order_quietly(self._clear)
+        else:
+            self._stop_run(None)
+
+    def _stop_run(self, reason: PolytokenError | None) -> None:
+        with self._lock:
+            intake = self._intake
+        if intake is not None:
+            intake.stop(abandon=reason is None)
+        self._inbox.wake()
+        self._order_quietly(lambda scheduler: scheduler.interrupt() if reason is None else scheduler.abandon(reason))
+
+    def _clear(self, scheduler: Scheduler) -> None:
+        """Fail what is open and queued, then accept again."""
+        scheduler.interrupt()
+        self._admit(scheduler)
+        scheduler.begin_run()
+
+    # -- orders ------------------------------------------------------------------------------------------------
+
+    def call(self, act: Callable[[LoadedLane], T]) -> T:
+        """Run a function on the owner thread, between two turns, and return or raise what it does."""
+
+        def on_lane(_: Scheduler) -> T:
+            assert self._lane is not None
+            return act(self._lane)
+
+        return self._ask(on_lane)
+
+    def _ask(self, act: Callable[[Scheduler], T]) -> T:
+        if threading.current_thread() is self._thread:
+            raise UsageError("this call waits for the owner thread and was made on it", code="wrong_thread")
+        self._check_started()
+        order = _Order(act)
+        self._inbox.order(order)
+        while True:
+            try:
+                result: T = order.future.result(self._stall_seconds)
+                return result
+            except TimeoutError:
+                if order.future.done():
+                    raise  # its own
+                if not order.future.running():
+                    self._check_stall()
+
+    def _order_quietly(self, act: Callable[[Scheduler], Any]) -> None:
+        """Leave an order without waiting; an engine that has ended has nothing left to order about."""
+        try:
+            self._inbox.order(_Order(act))
+        except EngineError:
+            return
+
+    def _next(self, outbox: Outbox[T]) -> T:
+        while True:
+            try:
+                return outbox.get(self._stall_seconds)
+            except TimeoutError:
+                self._check_stall()
+
+    def _check_stall(self) -> None:
+        since, patience = self._busy_since, self._stall_seconds
+        if since is not None and patience is not None and time.monotonic() - since > patience:
+            raise EngineError(f"the engine has not finished a turn for {patience:g} s", code="engine_stalled")
+
+    def _check_started(self) -> None:
+        if self._thread is None:
+            raise EngineError("the engine was not started: call start(), or use it in a with statement")
+
+    # -- the owner thread --------------------------------------------------------------------------------------
+
+    def _own(self) -> None:
+        scheduler: Scheduler | None = None
+        end = EngineError("the engine was closed")
+        try:
+            scheduler = self._prepare()
+            if scheduler is not None:
+                self._work(scheduler)
+        except BaseException as fault:
+            _LOG.error("the owner thread stopped\n%s", traceback.format_exc())
+            end = EngineError(f"the engine stopped: {type(fault).__name__}: {fault}", code="engine_stopped")
+        self._end(scheduler, end)
+        release = self._lane.release if self._lane is not None else None
+        self._lane = scheduler = None
+        gc.collect()
+        if release is not None:
+            release()
+
+    def _prepare(self) -> Scheduler | None:
+        """Load; None when that failed, and then the one who started knows why."""
+        assert self._load is not None
+        try:
+            self._lane = lane = self._load()
+            scheduler = Scheduler(
+                lane.lane,
+                self.limits,
+                encode=lane.encode,
+                open_text=lane.open_text,
+                emit=_drop,
+                label=lane.label,
+                token_events=self._token_events,
+                clock=self._clock,
+                log=_LOG.error,
+            )
+        except BaseException as error:
+            self._started.set_exception(error)
+            return None
+        finally:
+            self._load = None  # it may hold what it loaded
+        self._started.set_result((lane.loaded, lane.sampling))
+        return scheduler
+
+    def _work(self, scheduler: Scheduler) -> None:
+        while True:
+            self._busy_since = None
+            orders = self._inbox.take_orders(wait=scheduler.idle)
+            self._busy_since = time.monotonic()
+            for order in orders:
+                order.run(scheduler)
+            shut = self._inbox.is_shut
+            if shut and not self._drain:
+                return
+            self._admit(scheduler)
+            if not scheduler.idle:
+                scheduler.turn()
+            elif shut:
+                return
+
+    def _admit(self, scheduler: Scheduler) -> None:
+        while scheduler.has_room:
+            item = self._inbox.take_item()
+            if item is None:
+                return
+            if item.intake is not None and item.intake is not self._intake:
+                continue  # read for a run that was left; nobody listens
+            if isinstance(item.payload, RequestRejected):
+                scheduler.reject(item.payload, sink=item.handle)
+                continue
+            self._open.add(item.handle)
+            scheduler.offer(item.payload, sink=item.handle, token_events=item.token_events)
+
+    def _withdraw(self, scheduler: Scheduler, handle: Handle) -> bool:
+        """End this one as cancelled, wherever it is; False when it has ended."""
+        if handle.done:
+            return False
+        if handle in self._open:
+            return scheduler.cancel(handle.request_id)
+        removed = self._inbox.remove(lambda item: item.handle is handle)
+        if removed:
+            scheduler.totals.failed += 1
+            handle(_failed(handle, CancelledError("the request was cancelled")))
+        return removed
+
+    def _end(self, scheduler: Scheduler | None, error: EngineError) -> None:
+        """Give everyone who waits for this thread an answer."""
+        self._inbox.shut(error)
+        self._busy_since = None
+        try:
+            if scheduler is not None:
+                scheduler.abandon(error)
+        except BaseException:
+            _LOG.error("closing the open rows failed\n%s", traceback.format_exc())
+        for handle in list(self._open):
+            handle(_failed(handle, error))  # lost by the scheduler in the middle of a turn
+        while (item := self._inbox.take_item()) is not None:
+            item.handle(item.payload if isinstance(item.payload, RequestRejected) else _failed(item.handle, error))
+        for order in self._inbox.take_orders(wait=False):
+            order.future.set_exception(error)
+
+
+def _end_run(scheduler: Scheduler) -> InferenceSummary:
+    summary = scheduler.summary()
+    scheduler.begin_run()
+    return summary
+
+
+def _is_last(event: Event) -> bool:
+    return isinstance(event, (GenerationResult, GenerationFailed, RequestRejected))
+
+
+def _failed(handle: Handle, error: PolytokenError) -> GenerationFailed:
+    return GenerationFailed(request_id=handle.request_id, code=error.code, error=str(error))
+
+
+def _drop(event: Event) -> None:
+    """Nobody listens."""
+
+
+def _error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
+    """The exception whose last words the event holds, in the class that its code belongs to."""
+    if isinstance(event, RequestRejected):
+        return RequestError(event.error, code=event.code, field=event.field_name)
+    if event.code in ("cancelled", "interrupted"):
+        return CancelledError(event.error, code=event.code)
+    if event.code == NonFiniteError.code:
+        return NonFiniteError(event.error)
+    if event.code.startswith("engine_"):
+        return EngineError(event.error, code=event.code)
+    return PolytokenError(event.error, code=event.code)

@@ -1,0 +1,86 @@
+"""The thread that reads the requests of one run, as fast as the engine takes them and no faster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from polytoken.engine.mailbox import Outbox
+from polytoken.errors import PolytokenError
+from polytoken.events import Event, GenerationFailed, RequestRejected
+from polytoken.request import Request
+
+UNREAD_EVENTS = 1024  # a consumer that is this far behind gets no further requests read
+
+
+class Counted(NamedTuple):
+    """Reading is over: so many items were read, and each of them has or will have its one last event."""
+
+    items: int
+
+
+class Intake:
+    """Reads `source` on a thread of its own. It touches nothing of MLX.
+
+    Args:
+        submit: hands one item to the engine, blocking while it has no room.
+        outbox: where the run's events and the final `Counted` go.
+
+    Attributes:
+        abandoned: True after an interrupt; what was read but not started is not wanted any more.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Request | RequestRejected],
+        submit: Callable[[Request | RequestRejected, Intake], None],
+        *,
+        outbox: Outbox[Event | Counted],
+    ) -> None:
+        self.outbox = outbox
+        self.abandoned = False
+        self._source, self._submit = source, submit
+        self._lock = threading.RLock()
+        self._items = 0
+        self._closed = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, name="polytoken-reader", daemon=True).start()
+
+    def stop(self, *, abandon: bool) -> None:
+        """Read no further, and say how much was read. A thread that is stuck in the source is left behind."""
+        with self._lock:
+            self.abandoned = self.abandoned or abandon
+            if not self._closed:
+                self._closed = True
+                self.outbox.put(Counted(self._items))
+
+    def _admit(self) -> bool:
+        """Count one more item, unless reading is over."""
+        with self._lock:
+            self._items += not self._closed
+            return not self._closed
+
+    def _read(self) -> None:
+        try:
+            for item in self._source:
+                self.outbox.wait_below(UNREAD_EVENTS, unless=lambda: self._closed)
+                if not self._admit():
+                    return
+                try:
+                    self._submit(item, self)
+                except PolytokenError as error:
+                    self.outbox.put(_turned_away(item, error))
+        except Exception as error:
+            if self._admit():
+                code = error.code if isinstance(error, PolytokenError) else "unreadable_input"
+                self.outbox.put(RequestRejected(code=code, error=f"reading requests failed: {error}"))
+        finally:
+            self.stop(abandon=False)
+
+
+def _turned_away(item: Request | RequestRejected, error: PolytokenError) -> Event:
+    if isinstance(item, RequestRejected):
+        return item
+    return GenerationFailed(request_id=item.request_id, code=error.code, error=str(error))

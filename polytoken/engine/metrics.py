@@ -1,0 +1,63 @@
+"""Running totals of one run of the scheduler, and the summary made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from polytoken.events import InferenceSummary
+
+# What a lane's statistics may hold for the summary's own fields; whatever else it reports goes into `extra`.
+CACHE_COUNTS: Final = ("prefix_cache_hits", "prefix_cache_misses", "prefix_cache_reused_tokens")
+MEMORY_FIELDS: Final = ("mlx_active_memory_bytes", "mlx_peak_memory_bytes")
+
+
+@dataclass
+class Totals:
+    """Counts since `started`.
+
+    Attributes:
+        started: clock reading at the start of the run, in seconds.
+        cache_before: the lane's cache counts at that moment, since a lane counts over its whole life.
+        decode_seconds: time inside `lane.step`, and waiting for the device after the last turn.
+        peak_active: most rows held at once, prefilling and active together.
+    """
+
+    started: float
+    cache_before: Mapping[str, Any] = field(default_factory=dict)
+    finished: int = 0
+    failed: int = 0
+    rejected: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    forwards: int = 0
+    decode_seconds: float = 0.0
+    peak_active: int = 0
+    interrupted: bool = False
+
+    def summary(self, now: float, statistics: Mapping[str, Any]) -> InferenceSummary:
+        """The record of these totals at clock reading `now`, beside what the lane says about itself."""
+        elapsed = now - self.started
+        cache = {name: int(statistics.get(name, 0)) - int(self.cache_before.get(name, 0)) for name in CACHE_COUNTS}
+        return InferenceSummary(
+            elapsed_seconds=elapsed,
+            finished_requests=self.finished,
+            failed_requests=self.failed,
+            rejected_requests=self.rejected,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            forwards=self.forwards,
+            tokens_per_forward=self.generated_tokens / max(self.forwards, 1),
+            generated_tokens_per_second=self.generated_tokens / elapsed if elapsed > 0 else 0.0,
+            decode_scheduler_seconds=self.decode_seconds,
+            peak_active_requests=self.peak_active,
+            prefix_cache_hits=cache["prefix_cache_hits"],
+            prefix_cache_misses=cache["prefix_cache_misses"],
+            prefix_cache_reused_tokens=cache["prefix_cache_reused_tokens"],
+            mlx_peak_memory_bytes=int(statistics.get("mlx_peak_memory_bytes", 0)),
+            interrupted=self.interrupted,
+            extra={
+                name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS
+            },
+        )
