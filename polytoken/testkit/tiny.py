@@ -8,20 +8,25 @@ Nothing is downloaded and nothing random is stored: the same call writes the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from polytoken.testkit.container import FloatType, StoredTensor, store, write_json, write_model
-from polytoken.testkit.dense import SHAPES as DENSE_SHAPES
+from polytoken.testkit.acceptance import Acceptance, tune_acceptance
+from polytoken.testkit.container import FloatType, StoredTensor, write_json, write_model, write_safetensors
+from polytoken.testkit.dense import SHAPES as DENSE
 from polytoken.testkit.dense import dense_table
+from polytoken.testkit.diffusion import SAMPLER, diffusion_table, spell_per_layer
+from polytoken.testkit.diffusion import SHAPES as DIFFUSION
+from polytoken.testkit.hybrid import SHAPES as HYBRID
+from polytoken.testkit.hybrid import hybrid_table
+from polytoken.testkit.layouts import ExpertLayout, Layout, arrange_experts, convert_to_mlx
+from polytoken.testkit.packing import pack, store_plain
 from polytoken.testkit.tokenizer import STYLES, StyleName, write_tokenizer
 from polytoken.testkit.weights import Floats, TensorSpec, draw_all
 
-Family = Literal["llama", "qwen2", "qwen3", "gemma3_text"]
+Family = Literal["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_5", "qwen3_5_moe", "qwen3_next", "diffusion_gemma"]
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,24 +45,48 @@ class TinyCheckpoint:
     config: Mapping[str, Any]
     seed: int
 
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part of the configuration that describes the language model."""
+        text: Mapping[str, Any] = self.config.get("text_config", self.config)
+        return text
+
 
 @dataclass(frozen=True)
 class _Family:
-    """How one family is written: named shapes, the table of a configuration, the tokenizer's style."""
+    """How one family is written.
 
-    shapes: Mapping[str, Mapping[str, Any]]
-    table: Callable[[dict[str, Any]], dict[str, TensorSpec]]
+    Attributes:
+        shapes: named configurations.
+        table: tensor names and shapes of the release, experts fused.
+        style: of the tokenizer.
+        experts: how the release stores experts.
+        converts: whether mlx-lm's tree has other names than the release.
+        generation: what generation_config.json holds beside the token ids.
+    """
+
+    shapes: Mapping[str, Config]
+    table: Callable[[Config], dict[str, TensorSpec]]
     style: StyleName
+    experts: ExpertLayout = "fused"
+    converts: bool = False
+    generation: Config = field(default_factory=lambda: {"do_sample": False})
 
 
 _FAMILIES: dict[Family, _Family] = {
-    "llama": _Family(DENSE_SHAPES["llama"], dense_table, "llama"),
-    "qwen2": _Family(DENSE_SHAPES["qwen2"], dense_table, "qwen"),
-    "qwen3": _Family(DENSE_SHAPES["qwen3"], dense_table, "qwen"),
-    "gemma3_text": _Family(DENSE_SHAPES["gemma3_text"], dense_table, "gemma3"),
+    "llama": _Family(DENSE["llama"], dense_table, "llama"),
+    "qwen2": _Family(DENSE["qwen2"], dense_table, "qwen"),
+    "qwen3": _Family(DENSE["qwen3"], dense_table, "qwen"),
+    "gemma3_text": _Family(DENSE["gemma3_text"], dense_table, "gemma3"),
+    "qwen3_5": _Family(HYBRID["qwen3_5"], hybrid_table, "qwen", converts=True),
+    "qwen3_5_moe": _Family(HYBRID["qwen3_5_moe"], hybrid_table, "qwen", converts=True),
+    "qwen3_next": _Family(HYBRID["qwen3_next"], hybrid_table, "qwen", experts="numbered", converts=True),
+    "diffusion_gemma": _Family(DIFFUSION["diffusion_gemma"], diffusion_table, "gemma4", generation=SAMPLER),
 }
 
 FAMILIES: tuple[Family, ...] = tuple(_FAMILIES)
+CAUSAL_FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "gemma3_text")
+HEAD_FAMILIES: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 def shapes(family: Family) -> tuple[str, ...]:
@@ -75,6 +104,9 @@ def write_checkpoint(
     shards: int = 1,
     bits: int | None = None,
     group_size: int = 32,
+    layout: Layout | None = None,
+    acceptance: Acceptance | None = None,
+    tokenizer: bool = True,
     config: Mapping[str, Any] | None = None,
 ) -> TinyCheckpoint:
     """Write a checkpoint of `family` into `directory` (made if missing) and say what it is.
@@ -87,51 +119,96 @@ def write_checkpoint(
         dtype: how floats are stored.
         shards: number of weight files; more than one come with an index.
         bits: 2, 3, 4, 6 or 8 to quantise every matrix in groups of `group_size` as MLX conversions do; None not to.
+            Families whose conversion has other names than the release are then written converted.
         group_size: columns that share a scale and a bias.
-        config: keys of config.json to replace, such as num_key_value_heads or tie_word_embeddings; the weights follow.
+        layout: spelling of the tensors; the release's by default.
+        acceptance: for the families with a draft head, how often it should be right (see `acceptance`).
+        tokenizer: whether to write one. Without it the vocabulary may be smaller than the bytes need; the token ids are
+            then bos 1, eos 2, pad 0.
+        config: keys of config.json to replace, such as num_key_value_heads or tie_word_embeddings, those of the
+            language model in `text_config` where the family has one; the weights follow.
     """
     kind = _FAMILIES[family]
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    record = {**kind.shapes[shape], **_token_ids(kind.style), "torch_dtype": dtype, **(config or {})}
-    weights = draw_all(kind.table(record), seed=seed)
-    if bits is None:
-        tensors = {name: store(array, dtype) for name, array in weights.items()}
-    else:
-        tensors = _quantise(weights, bits=bits, group_size=group_size, dtype=dtype)
-        # MLX conversions write the block twice: theirs, and under the name that transformers reads.
-        record["quantization"] = {"group_size": group_size, "bits": bits, "mode": "affine"}
-        record["quantization_config"] = record["quantization"]
-    write_model(path, tensors, shards=shards, origin="pt" if bits is None else "mlx")
+    ids = _token_ids(kind.style, tokenizer=tokenizer)
+    chosen = layout or Layout()
+    if bits is not None and kind.converts:
+        chosen = replace(chosen, mlx=True)
+    record = _override(kind.shapes[shape], {**ids, "torch_dtype": dtype, **(config or {})})
+    weights = _release_weights(kind, record, seed=seed, acceptance=acceptance)
+    main, sidecar = _arrange(kind, weights, chosen, table=kind.table(record))
+    if chosen.geometry == "per_layer":
+        record = spell_per_layer(record)
+
+    tensors = {name: store_plain(name, array, dtype) for name, array in main.items()}
+    aside = {name: store_plain(name, array, dtype) for name, array in sidecar.items()}
+    if bits is not None:
+        packed, packed_aside = (pack(part, bits=bits, group_size=group_size, dtype=dtype) for part in (main, sidecar))
+        tensors, aside = packed.tensors, packed_aside.tensors
+        # MLX conversions write the block twice: under their own name and under the one that transformers reads.
+        record["quantization"] = record["quantization_config"] = {**packed.record, **packed_aside.record}
+    origin = "mlx" if bits is not None or chosen.mlx else "pt"
+    _write(path, tensors, aside, shards=shards, origin=origin)
     write_json(path / "config.json", record)
-    write_json(path / "generation_config.json", {**_token_ids(kind.style), "do_sample": False})
-    write_tokenizer(path, kind.style, vocab_size=record["vocab_size"])
+    write_json(path / "generation_config.json", {**ids, **kind.generation})
+    if tokenizer:
+        write_tokenizer(path, kind.style, vocab_size=record.get("text_config", record)["vocab_size"])
     return TinyCheckpoint(path, family, record, seed)
 
 
-def _token_ids(style: StyleName) -> dict[str, int | None]:
+def _write(
+    path: Path, tensors: dict[str, StoredTensor], aside: dict[str, StoredTensor], *, shards: int, origin: str
+) -> None:
+    write_model(path, tensors, shards=shards, origin=origin)
+    if aside:
+        write_safetensors(path / "mtp.safetensors", aside, origin=origin)
+
+
+def _release_weights(kind: _Family, record: Config, *, seed: int, acceptance: Acceptance | None) -> dict[str, Floats]:
+    """The release's tensors with fused experts."""
+    weights = draw_all(kind.table(record), seed=seed)
+    if acceptance is None:
+        return weights
+    if "mtp.fc.weight" not in weights or "lm_head.weight" not in weights:
+        raise ValueError("acceptance needs a family with a draft head and an untied output head")
+    return tune_acceptance(weights, acceptance, seed=seed)
+
+
+def _arrange(
+    kind: _Family, weights: dict[str, Floats], layout: Layout, *, table: dict[str, TensorSpec]
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """The tensors of model.safetensors and those of mtp.safetensors, spelled as `layout` says."""
+    if layout.mlx and kind.converts:
+        if layout.experts not in (None, "switch"):
+            raise ValueError(f"a conversion has its experts as 'switch', not {layout.experts!r}")
+        spelled = convert_to_mlx(weights, table)
+    else:
+        spelled = arrange_experts(weights, layout.experts or kind.experts)
+    place = layout.head or ("sidecar" if layout.mlx else "shards")
+    if place == "shards":
+        return spelled, {}
+    main = {name: array for name, array in spelled.items() if not name.startswith("mtp.")}
+    head = {name: array for name, array in spelled.items() if name.startswith("mtp.")}
+    return main, head if place == "sidecar" else {}
+
+
+def _override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """`config` with some keys replaced, each at the level where it lives; shared keys at both."""
+    if "text_config" not in config:
+        return {**config, **changes}
+    text = dict(config["text_config"])
+    top = dict(config)
+    for key, value in changes.items():
+        if key in top or key == "torch_dtype":
+            top[key] = value
+        if key not in top or key in text:
+            text[key] = value
+    return {**top, "text_config": text}
+
+
+def _token_ids(style: StyleName, *, tokenizer: bool) -> Config:
+    if not tokenizer:
+        return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     kind = STYLES[style]
-    return {"bos_token_id": kind.bos_id, "eos_token_id": kind.eos_id, "pad_token_id": kind.pad_id}
-
-
-def _quantise(
-    weights: Mapping[str, Floats], *, bits: int, group_size: int, dtype: FloatType
-) -> dict[str, StoredTensor]:
-    """Matrices as MLX's packed weight, scales and biases; everything else as it is."""
-    import mlx.core as mx  # noqa: PLC0415  (making references needs no MLX)
-
-    tensors: dict[str, StoredTensor] = {}
-    for name, array in weights.items():
-        if array.ndim < 2 or array.shape[-1] % group_size:
-            tensors[name] = store(array, dtype)
-            continue
-        packed, scales, biases = mx.quantize(mx.array(array), group_size=group_size, bits=bits)
-        stem = name.removesuffix(".weight")
-        tensors[f"{stem}.weight"] = store(_to_numpy(packed))
-        tensors[f"{stem}.scales"] = store(_to_numpy(scales), dtype)
-        tensors[f"{stem}.biases"] = store(_to_numpy(biases), dtype)
-    return tensors
-
-
-def _to_numpy(array: Any) -> npt.NDArray[np.generic]:
-    return np.array(array)
+    return {"bos_token_id": kind.bos_id, "eos_token_id": kind.eos_ids, "pad_token_id": kind.pad_id}

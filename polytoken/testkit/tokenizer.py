@@ -27,6 +27,7 @@ class TokenizerStyle:
         fixed: ordinary token -> id that the family pins (Gemma's newline).
         bos, eos, pad: their texts.
         template: the chat template.
+        turn_end: the mark that ends a turn, where that is another token than eos.
         template_file: whether the template lies in chat_template.jinja or inside tokenizer_config.json; both are met.
     """
 
@@ -35,12 +36,15 @@ class TokenizerStyle:
     eos: str
     pad: str
     template: str
+    turn_end: str | None = None
     template_file: bool = False
     fixed: Mapping[str, int] | None = None
 
     @property
-    def eos_id(self) -> int:
-        return self.special[self.eos]
+    def eos_ids(self) -> int | list[int]:
+        """As a configuration has it: one id, or a list if the family also stops at the end of a turn."""
+        eos = self.special[self.eos]
+        return eos if self.turn_end is None else [eos, self.special[self.turn_end]]
 
     @property
     def bos_id(self) -> int | None:
@@ -81,6 +85,7 @@ STYLES: dict[StyleName, TokenizerStyle] = {
         eos="<eos>",
         pad="<pad>",
         template=GEMMA3,
+        turn_end="<end_of_turn>",
         template_file=True,
     ),
     "gemma4": TokenizerStyle(
@@ -100,6 +105,7 @@ STYLES: dict[StyleName, TokenizerStyle] = {
         eos="<eos>",
         pad="<pad>",
         template=GEMMA4,
+        turn_end="<turn|>",
         template_file=True,
     ),
 }

@@ -13,10 +13,17 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from polytoken.testkit.dense import dense_table
-from polytoken.testkit.tiny import FAMILIES, shapes, write_checkpoint
+from polytoken.testkit.diffusion import diffusion_table
+from polytoken.testkit.hybrid import hybrid_table
+from polytoken.testkit.tiny import CAUSAL_FAMILIES, FAMILIES, HEAD_FAMILIES, shapes, write_checkpoint
 from polytoken.testkit.tokenizer import tokenizer_record
 from polytoken.testkit.weights import draw
 
+TABLES = {
+    **dict.fromkeys(CAUSAL_FAMILIES, dense_table),
+    **dict.fromkeys(HEAD_FAMILIES, hybrid_table),
+    "diffusion_gemma": diffusion_table,
+}
 EVERY = [(family, shape) for family in FAMILIES for shape in shapes(family)]
 
 
@@ -44,8 +51,11 @@ def test_files_hold_the_table(family: str, shape: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, family, seed=2, shape=shape)
     assert json.loads((tmp_path / "config.json").read_text()) == checkpoint.config
     assert checkpoint.config["model_type"] == family
-    table = dense_table(dict(checkpoint.config))
+    table = TABLES[family](dict(checkpoint.config))
     stored = load_file(tmp_path / "model.safetensors")
+    if family == "qwen3_next":  # whose release has one tensor per expert
+        table = {name: spec for name, spec in table.items() if ".experts." not in name}
+        stored = {name: array for name, array in stored.items() if ".experts." not in name}
     assert stored.keys() == table.keys()
     for name, spec in table.items():
         assert np.array_equal(stored[name], draw(name, spec, seed=2)), name
@@ -108,8 +118,9 @@ def test_a_vocabulary_too_small_for_the_bytes_is_refused() -> None:
 def test_tokenizer_round_trip(family: str, shape: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, family, shape=shape)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert len(tokenizer) == checkpoint.config["vocab_size"]
-    assert tokenizer.eos_token_id == checkpoint.config["eos_token_id"]
+    assert len(tokenizer) == checkpoint.text_config["vocab_size"]
+    eos = checkpoint.text_config["eos_token_id"]
+    assert tokenizer.eos_token_id == (eos[0] if isinstance(eos, list) else eos)
     for text in ("The thing and\nthen\tsome", "é ö 😀 中文 \x00\x7f", "<think>not</think>", ""):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     # Every id is a token of its own, so a random network never samples one that cannot be shown.
@@ -124,7 +135,9 @@ def test_template_marks_turns_with_special_ids(family: str, tmp_path: Path) -> N
     messages = [{"role": "user", "content": "hi"}]
     kwargs = {"add_generation_prompt": True, "return_dict": False}
     ids = tokenizer.apply_chat_template(messages, **kwargs)
-    opening = "<start_of_turn>" if family == "gemma3_text" else "<|im_start|>"
+    opening = {"gemma3_text": "<start_of_turn>", "diffusion_gemma": "<|turn>"}.get(family, "<|im_start|>")
     assert ids.count(tokenizer.convert_tokens_to_ids(opening)) == 2
-    quiet = tokenizer.apply_chat_template(messages, enable_thinking=False, **kwargs)
-    assert (len(quiet) > len(ids)) == family.startswith("qwen")
+    loud, quiet = (tokenizer.apply_chat_template(messages, enable_thinking=flag, **kwargs) for flag in (True, False))
+    thinks = family.startswith("qwen") or family == "diffusion_gemma"
+    assert (loud != quiet) == thinks
+    assert ids == (quiet if family == "diffusion_gemma" else loud)
