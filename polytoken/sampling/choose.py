@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from polytoken.events import TokenLogprob
-from polytoken.sampling.law import Distribution, Logits, finite_peak, leading
+from polytoken.sampling.law import Distribution, Logits, finite_peak, leading, unnormalised
 
 LOGPROB_FLOOR: Final = -9999.0  # JSON has no -inf: a banned id, and anything less likely than this, is reported so
 
@@ -36,12 +36,10 @@ def top_logprobs(logits: Logits, chosen: int, n: int) -> TokenLogprob:
         n: how many alternatives; no more than V are given.
     """
     peak = finite_peak(logits)
-    shifted = logits.astype(np.float64)
-    shifted -= peak
-    log_total = float(np.log(np.exp(shifted).sum()))
+    log_total = float(np.log(unnormalised(logits, peak, 1.0).sum()))
 
     def value(token_id: int) -> float:
-        return max(float(shifted[token_id]) - log_total, LOGPROB_FLOOR)
+        return max(float(logits[token_id]) - peak - log_total, LOGPROB_FLOOR)
 
     ids = leading(logits, n)
     ranked = ids[np.argsort(-logits[ids], kind="stable")]

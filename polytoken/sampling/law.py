@@ -81,26 +81,29 @@ def shape(logits: Logits, params: SamplingParams) -> Distribution:
     if params.greedy:
         return Distribution.point_mass(int(np.argmax(logits)), vocab_size=V)
     T = float(params.temperature)
-    # Every set below is a prefix of one ranking, so each may be cut out of what the former left.
     by_rank = 0 < params.top_k < V
     by_mass = params.top_p < 1.0
-    ids = leading(logits, params.top_k) if by_rank else np.arange(V, dtype=np.int64)
-    values = logits[ids] if by_rank else logits
-    weights = _weights(values, peak, T)
+    # Every set is a prefix of one ranking, so each is cut out of what the former left. `ids` is None until a cut.
+    ids = leading(logits, params.top_k) if by_rank else None
+    values = logits if ids is None else logits[ids]
+    weights = unnormalised(values, peak, T)
     total = 0.0
     if by_mass:  # measured on the full softmax, before any filter
-        total = float((_weights(logits, peak, T) if by_rank else weights).sum())
+        total = float((unnormalised(logits, peak, T) if by_rank else weights).sum())
     if params.min_p > 0.0:  # weights are P / max P
-        ids, values, weights = _take(np.flatnonzero(weights >= params.min_p), ids, values, weights)
+        index = np.flatnonzero(weights >= params.min_p)
+        ids, values, weights = _taken(ids, index), values[index], weights[index]
     if by_mass:
         count = _nucleus(weights, float(params.top_p) * total)
         if count < values.size:
-            ids, values, weights = _take(leading(values, count), ids, values, weights)
-    probs = weights / weights.sum()
-    alive = probs > 0.0  # banned ids, and those too unlikely for float64
+            index = leading(values, count)
+            ids, weights = _taken(ids, index), weights[index]
+    weights /= weights.sum()
+    alive = weights > 0.0  # banned ids, and those too unlikely for float64
     if not alive.all():
-        ids, probs = ids[alive], probs[alive]
-    return Distribution(ids, probs, V)
+        index = np.flatnonzero(alive)
+        ids, weights = _taken(ids, index), weights[index]
+    return Distribution(np.arange(V, dtype=np.int64) if ids is None else ids, weights, V)
 
 
 def finite_peak(logits: Logits) -> float:
@@ -133,8 +136,8 @@ def leading(values: Logits, count: int) -> Ids:
     return np.flatnonzero(chosen)
 
 
-def _weights(values: Logits, peak: float, temperature: float) -> Probs:
-    """exp((z - peak) / T), float64, in [0, 1]: P up to a common factor.
+def unnormalised(values: Logits, peak: float, temperature: float) -> Probs:
+    """exp((z - peak) / T) of values [n], a new float64 array in [0, 1]: P up to a common factor.
 
     The peak is subtracted before the division, so no temperature overflows to anything but -inf (weight 0).
     """
@@ -162,5 +165,6 @@ def _nucleus(weights: Probs, mass: float) -> int:
         look = min(look * _NUCLEUS_GROWTH, n)
 
 
-def _take(index: Ids, ids: Ids, values: Logits, weights: Probs) -> tuple[Ids, Logits, Probs]:
-    return ids[index], values[index], weights[index]
+def _taken(ids: Ids | None, index: Ids) -> Ids:
+    """ids[index], where None stands for 0, 1, 2, ... (not made before it is known to be needed: that costs at 262k)."""
+    return index if ids is None else ids[index]
