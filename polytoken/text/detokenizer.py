@@ -4,11 +4,11 @@ Decoding the whole list at every token would cost the square of its length, and 
 characters and loses spaces. So a short window of the last ids is decoded, and its text is joined to text that is
 settled. The window may be shortened only at a place where that provably changes nothing:
 
-- its text ends in a whole character, and
-- one more piece of a character put behind it adds exactly one replacement mark. A byte-level decoder always passes;
-  a byte-fallback decoder passes only when no run of byte tokens is open, since it judges such a run as a whole; and
 - the shorter window gives the same end of text. Its start may differ (half a character, a stripped space), so only
-  the part on which both agree is used, and that part stays open to change by later ids.
+  the part on which both agree is used, and that part stays open to change by later ids. UTF-8 read from any byte is
+  in step again after three bytes, so that for a byte-level decoder this is all there is to ask;
+- for a byte-fallback decoder, which judges a run of byte tokens as a whole, no such run is open: the text ends in a
+  whole character, and one more piece of a character put behind it adds exactly one replacement mark.
 
 State, with `w` the decode of the window: decode(all ids) = settled + w[cut:].
 """
@@ -106,25 +106,29 @@ class Detokenizer:
     def _shorten(self, text: str) -> None:
         """Drop ids from the front of the window if that cannot change what any later id decodes to."""
         self._next_try = len(self._window) + RETRY
-        if self._shown != self._tail or not self._is_closed(text):
+        if not self._tail.startswith(self._shown) or not self._is_closed(text):
             return
         context = self._window[-CONTEXT:]
         shorter = self._decode(context)
         agreed = _common_suffix(shorter, self._tail)
-        if agreed * 2 < len(shorter) or agreed == 0:
-            return
         settled = len(self._tail) - agreed
+        if agreed == 0 or agreed * 2 < len(shorter) or settled > len(self._shown):
+            return
         self._settled += self._tail[:settled]
-        self._tail = self._shown = self._tail[settled:]
+        self._tail = self._tail[settled:]
+        self._shown = self._shown[settled:]
         self._cut = len(shorter) - agreed
         self._window = context
         self._next_try = WINDOW
 
     def _is_closed(self, text: str) -> bool:
+        """Whether no run of byte tokens is open that later ids could change the meaning of."""
+        if not self._profile.judges_runs:
+            return True
         if text.endswith(REPLACEMENT):
             return False
-        partial = self._profile.partial_id
-        return partial is None or self._decode([*self._window, partial]) == text + REPLACEMENT
+        assert self._profile.partial_id is not None
+        return self._decode([*self._window, self._profile.partial_id]) == text + REPLACEMENT
 
 
 def _common_prefix(one: str, other: str) -> int:

@@ -31,10 +31,12 @@ class DecodeProfile:
 
     Attributes:
         partial_id: an id that stands for part of a character only, or None when the vocabulary has none.
+        judges_runs: whether a run of byte tokens is decoded as a whole, so that one bad byte spoils whole characters
+            in front of it (byte fallback). Otherwise bytes are decoded one character after another.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.partial_id = _find_partial_id(tokenizer)
+        self.partial_id, self.judges_runs = _find_partial(tokenizer)
         self._kinds: dict[int, Kind] = {}
 
     def kind(self, tokenizer: Tokenizer, token_id: int) -> Kind:
@@ -76,12 +78,14 @@ def _find_kind(tokenizer: Tokenizer, token_id: int) -> Kind:
     return Kind.TEXT
 
 
-def _find_partial_id(tokenizer: Tokenizer) -> int | None:
+def _find_partial(tokenizer: Tokenizer) -> tuple[int | None, bool]:
     for character in _RARE:
         ids = tokenizer.encode(character, add_special_tokens=False)
-        if character not in tokenizer.decode(ids, skip_special_tokens=False):
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        if character not in text:
             continue
         for token_id in ids:
             if tokenizer.decode([token_id], skip_special_tokens=False) == REPLACEMENT:
-                return token_id
-    return None
+                spoiled = tokenizer.decode([*ids, token_id], skip_special_tokens=False)
+                return token_id, spoiled != text + REPLACEMENT
+    return None, False

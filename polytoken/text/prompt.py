@@ -99,13 +99,19 @@ def encoding_ids(encoding: Any) -> tuple[int, ...]:
 
 
 def _apply_template(tokenizer: Tokenizer, turns: list[dict[str, Any]], *, think: bool) -> Any:
-    try:
-        return tokenizer.apply_chat_template(
-            turns, tokenize=True, add_generation_prompt=True, enable_thinking=think, return_dict=False
-        )
-    except TypeError:
-        # A template function that does not know the newer keywords. A TypeError with another cause comes again here.
-        return tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True)
+    """Call the template with all we have to say, then with less if a word is unknown to the function."""
+    settings: tuple[dict[str, Any], ...] = (
+        {"tokenize": True, "return_dict": False, "enable_thinking": think},
+        {"enable_thinking": think},  # an adapter that always answers in ids
+        {"tokenize": True},
+        {},
+    )
+    for words in settings[:-1]:
+        try:
+            return tokenizer.apply_chat_template(turns, add_generation_prompt=True, **words)
+        except TypeError:
+            continue  # one with another cause, inside the template, comes again from the last call
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, **settings[-1])
 
 
 def _normalise_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
