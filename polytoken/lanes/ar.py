@@ -137,8 +137,17 @@ class ArLane(Lane[ArRow]):
         mx.synchronize()
 
     def statistics(self) -> Mapping[str, Any]:
+        bank = self.bank.statistics()
         return {
-            **self.bank.counters(),
+            "prefix_cache_hits": bank.hits,
+            "prefix_cache_misses": sum(bank.misses.values()),
+            "prefix_cache_reused_tokens": bank.reused_tokens,
+            "prefix_cache_miss_reasons": dict(bank.misses),
+            "prefix_cache_partial_reasons": dict(bank.partial),
+            "prefix_cache_evictions": bank.evictions,
+            "prefix_cache_refusals": bank.refusals,
+            "prefix_cache_entries": bank.entries,
+            "prefix_cache_bytes": bank.nbytes,
             "discarded_lookaheads": self.discarded_lookaheads,
             "mlx_active_memory_bytes": mx.get_active_memory(),
             "mlx_peak_memory_bytes": mx.get_peak_memory(),

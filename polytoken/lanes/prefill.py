@@ -34,7 +34,7 @@ class Prefill:
         self.cache: DecodingState = model.make_cache()
         found = bank.find(ids)
         self.cached_tokens = found.length
-        self.miss = found.miss
+        self.miss = None if found.miss is None else str(found.miss)
         if found.snapshot is not None:
             self.cache.restore(found.snapshot)
         if found.tail is not None:
