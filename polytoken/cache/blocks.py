@@ -75,23 +75,11 @@ def join_blocks(blocks: Sequence[LayerBlock]) -> LayerSnapshot | None:
     for block in reversed(blocks):
         if reached <= last.needs:
             break
-        if block.stop < reached or block.start == block.stop:
+        if block.stop != reached or block.start == block.stop:
             return None
-        if block.stop > reached:  # rows that a wider, later block already gave
-            if block.start >= reached:
-                continue
-            block = cut_block(block, block.start, reached)  # noqa: PLW2901
-        if block.start < last.needs:
-            block = cut_block(block, last.needs, block.stop)  # noqa: PLW2901
-        parts.append(block.arrays)
+        skipped = max(0, last.needs - block.start)
+        parts.append(tuple(array[:, :, skipped:] for array in block.arrays) if skipped else block.arrays)
         reached = block.start
     if reached > last.needs:
         return None
     return LayerSnapshot(last.kind, last.window, last.stop, tuple(reversed(parts)))
-
-
-def cut_block(block: LayerBlock, start: int, stop: int) -> LayerBlock:
-    """The rows [start, stop) of a block of rows, as views."""
-    lo, hi = start - block.start, stop - block.start
-    rows = tuple(array[:, :, lo:hi] for array in block.arrays)
-    return LayerBlock(block.kind, block.window, start, stop, min(block.needs, start), rows)

@@ -81,7 +81,7 @@ class RowBuffer:
         kept = self.rows if keep is None else min(self.rows, keep)
         wanted = room_for(kept + added)
         # At row 0 there is nothing to keep, and a write over the whole buffer would install the caller's own array.
-        fits = 0 < self._stop and self._stop + added <= self.capacity <= wanted + STEP
+        fits = self._stop > 0 and self._stop + added <= self.capacity <= wanted + STEP
         if self._pair is not None and fits:
             old_keys, old_values = self._pair
             self._pair = write_rows(old_keys, keys, self._stop), write_rows(old_values, values, self._stop)

@@ -1,7 +1,9 @@
 """The bank's store: token sequences as a tree of blocks, in least-recently-used order.
 
-A node is one run of tokens behind its parent: a whole grid block, or the rest of a whole prompt (then it has no
-children). It holds only its own tokens' rows, so a common prefix is stored once and memory is linear in distinct tokens.
+A node is one run of tokens behind its parent: a block of the grid, or the end of a whole prompt. The latter has no
+children and is kept apart even if it is as long as a block: a prompt's last token may be encoded alone, and on a
+backend where that changes its bits, no longer prompt may go on from there. A node holds only its own tokens' rows, so
+a common prefix is stored once, and memory is linear in distinct tokens.
 
 A node is never older than its children: using a node uses its ancestors. So the oldest node of all is always a leaf,
 and evicting from the old end never breaks a chain.
@@ -14,14 +16,16 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from polytoken.cache.blocks import LayerBlock
 from polytoken.cache.identity import StateIdentity
+from polytoken.cache.tail import Tail
 
 ID_BYTES = 8
+WHOLE = b"$"
+"""Ends the key of a run that ends a whole prompt."""
 
 
 def encode_ids(ids: Sequence[int]) -> bytes:
@@ -32,24 +36,12 @@ def encode_ids(ids: Sequence[int]) -> bytes:
     return numbers.tobytes()
 
 
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """What a whole prompt leaves behind for its first step, so that no forward is needed to go on.
-
-    Attributes:
-        logits: [1, V], the last row.
-        hidden: the last hidden row [1, 1, H] in the lane's variant, or None.
-    """
-
-    logits: mx.array
-    hidden: mx.array | None = None
-
-    def arrays(self) -> list[mx.array]:
-        return [self.logits] if self.hidden is None else [self.logits, self.hidden]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(item.nbytes) for item in self.arrays())
+def decode_ids(key: bytes) -> tuple[int, ...]:
+    """The inverse of `encode_ids`."""
+    numbers = array("q", key)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)
 
 
 class Node:
@@ -57,23 +49,27 @@ class Node:
 
     Attributes:
         parent: the run before it, None for a root.
-        key: its own ids, encoded.
+        key: its own ids, encoded, and `WHOLE` if they end a whole prompt (a root: its identity).
         stop: tokens from the root to its end.
         blocks: one per layer; () for a root.
         tail: the last row's outputs, if the run ends a prompt.
         children: by key.
+        digest: SHA-256 chained over the identity and the ids; it names what is gone and never decides a match.
         reach: per layer, the first row of the unbroken run of rows that ends at `stop`.
     """
 
-    __slots__ = ("blocks", "children", "key", "parent", "reach", "stop", "tail")
+    __slots__ = ("blocks", "children", "digest", "key", "parent", "reach", "stop", "tail")
 
-    def __init__(self, parent: Node | None, key: bytes, blocks: tuple[LayerBlock, ...], tail: Tail | None) -> None:
+    def __init__(
+        self, parent: Node | None, key: bytes, *, blocks: tuple[LayerBlock, ...] = (), tail: Tail | None = None
+    ) -> None:
         self.parent = parent
         self.key = key
         self.stop: int = 0 if parent is None else parent.stop + len(key) // ID_BYTES
         self.blocks = blocks
         self.tail = tail
         self.children: dict[bytes, Node] = {}
+        self.digest = name_run(parent, key)
         self.reach: tuple[int, ...] = ()
         self.update_reach()
 
@@ -81,6 +77,11 @@ class Node:
     def nbytes(self) -> int:
         """Bytes of the arrays held, exactly."""
         return sum(block.nbytes for block in self.blocks) + (0 if self.tail is None else self.tail.nbytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ends a whole prompt."""
+        return self.parent is not None and len(self.key) % ID_BYTES > 0
 
     @property
     def complete(self) -> bool:
@@ -105,6 +106,11 @@ class Node:
                 )
             todo.extend(node.children.values())
 
+    def ending(self, key: bytes) -> tuple[Node, bytes]:
+        """The run that ends the whole prompt `key`, if this is the deepest block on the way: its parent and its key."""
+        parent = self if self.parent is None or self.stop * ID_BYTES < len(key) else self.parent
+        return parent, key[parent.stop * ID_BYTES :] + WHOLE
+
     def path(self) -> list[Node]:
         """The nodes from the first run to this one, without the root."""
         nodes: list[Node] = []
@@ -114,6 +120,17 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def root(self) -> Node:
+        """Where the path to this node starts."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def ids(self) -> tuple[int, ...]:
+        """All ids from the first to `stop`."""
+        return decode_ids(b"".join(node.key[: len(node.key) // ID_BYTES * ID_BYTES] for node in self.path()))
+
     def arrays(self) -> list[mx.array]:
         tail = [] if self.tail is None else self.tail.arrays()
         return [item for block in self.blocks for item in block.arrays] + tail
@@ -122,7 +139,7 @@ class Node:
         """How many ids of `rest` agree with the best of the children, from the first on."""
         best = 0
         for key in self.children:
-            while key.startswith(rest[: best + ID_BYTES]) and best < min(len(key), len(rest)):
+            while best + ID_BYTES <= min(len(key), len(rest)) and key.startswith(rest[: best + ID_BYTES]):
                 best += ID_BYTES
         return best // ID_BYTES
 
@@ -148,21 +165,20 @@ class PrefixTree:
 
     def root(self, identity: StateIdentity) -> Node:
         """The root of an identity's sequences; a fresh one if nothing is stored for it yet."""
-        return self._roots.get(identity) or Node(None, b"", (), None)
+        return self._roots.get(identity) or Node(None, repr(identity).encode())
 
     def identities(self) -> list[StateIdentity]:
         """Identities that something is stored for."""
         return [identity for identity, root in self._roots.items() if root.children]
 
     def walk(self, identity: StateIdentity, key: bytes) -> Node:
-        """The deepest node whose tokens are a prefix of the key: whole blocks, or the whole key."""
+        """The deepest block of the grid whose tokens are a prefix of the key."""
         node, width = self.root(identity), identity.grid * ID_BYTES
-        at = 0
-        while at < len(key):
+        for at in range(0, len(key) - width + 1, width):
             child = node.children.get(key[at : at + width])
             if child is None:
                 break
-            node, at = child, at + width
+            node = child
         return node
 
     def touch(self, node: Node) -> None:
@@ -173,10 +189,7 @@ class PrefixTree:
     def insert(self, identity: StateIdentity, node: Node) -> None:
         """Add a node whose parent is stored (or is the identity's root)."""
         assert node.parent is not None
-        root = node
-        while root.parent is not None:
-            root = root.parent
-        self._roots[identity] = root
+        self._roots[identity] = node.root()
         node.parent.children[node.key] = node
         self._order[node] = None
         self.nbytes += node.nbytes
@@ -213,6 +226,6 @@ class PrefixTree:
         self.nbytes = 0
 
 
-def hash_ids(key: bytes) -> bytes:
-    """SHA-256 over encoded ids; used only to remember what is gone, never to match."""
-    return hashlib.sha256(key).digest()
+def name_run(parent: Node | None, key: bytes) -> bytes:
+    """The `digest` of a run of ids behind `parent`, stored or not."""
+    return hashlib.sha256((b"" if parent is None else parent.digest) + key).digest()
