@@ -1,0 +1,1 @@
+"""Latent deliberation: recurrent state around a denoiser, as small modules over arrays."""
