@@ -1,16 +1,16 @@
 """The one place where the rooms are put together: options in, a running engine out; and the Python interface on top.
 
-    import polytoken
+import polytoken
 
-    with polytoken.load("smollm2-135m") as engine:
-        print(polytoken.generate(engine, "What is the capital of France?").text)
+with polytoken.load("smollm2-135m") as engine:
+    print(polytoken.generate(engine, "What is the capital of France?").text)
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,21 +129,19 @@ def make_request(
         request_id: None for a fresh one.
 
     Raises:
-        RequestError: `prompt_xor_messages`, `bad_limit`.
+        RequestError: `prompt_xor_messages`, `bad_limit`, `bad_seed`, `bad_request_id`.
     """
     if sum(item is not None for item in (prompt, messages, token_ids)) != 1:
         raise RequestError(
             "give exactly one of prompt, messages and token_ids", code="prompt_xor_messages", field="prompt"
         )
     defaults = RequestDefaults()
-    if max_new_tokens is not None and (isinstance(max_new_tokens, bool) or max_new_tokens <= 0):
-        raise RequestError("max_new_tokens must be an integer above 0", code="bad_limit", field="max_new_tokens")
     request_id = request_id or f"python-{next(_counter)}"
     if prompt is not None and not raw:
         messages = [{"role": "user", "content": prompt}]
     return Request(
         request_id=request_id,
-        max_new_tokens=max_new_tokens or defaults.max_new_tokens,
+        max_new_tokens=defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
         limit_is_default=max_new_tokens is None,
         messages=None if messages is None else tuple(messages),
         raw_prompt=prompt if raw else None,
@@ -187,7 +185,6 @@ def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
     device = select_device(options.device)
     products = enable_products(device, options.products, threads=options.threads)
     # Imported here, on the thread that owns MLX.
-    import mlx.core as mx  # noqa: PLC0415
 
     from polytoken.cache.bank import StateBank  # noqa: PLC0415
     from polytoken.cache.identity import StateIdentity  # noqa: PLC0415
@@ -280,5 +277,3 @@ def recommended_sampling(generation: Mapping[str, Any]) -> SamplingParams:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     given = {name: generation[name] for name in names if generation.get(name) is not None}
     return replace(SamplingParams(temperature=1.0), **given)
-
-

@@ -122,6 +122,16 @@ class Request:
                 code="prompt_xor_messages",
                 field="messages",
             )
+        if not isinstance(self.request_id, str) or not self.request_id.strip():
+            raise RequestError(
+                "request_id must be a string that is not blank", code="bad_request_id", field="request_id"
+            )
+        if not _is_integer(self.seed):
+            raise RequestError("seed must be an integer", code="bad_seed", field="seed")
+        for name in ("max_new_tokens", "max_denoising_steps"):
+            value = getattr(self, name)
+            if not (value is None and name == "max_denoising_steps") and (not _is_integer(value) or value <= 0):
+                raise RequestError(f"{name} must be an integer above 0", code="bad_limit", field=name)
 
 
 @dataclass(frozen=True, kw_only=True)

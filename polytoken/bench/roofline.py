@@ -50,7 +50,7 @@ def _device_bandwidth(size: int, seconds: float) -> Bandwidth:
     matrix = values.reshape(-1, 4096)
     mx.eval(values, row, matrix)
     candidates: dict[str, tuple[int, Callable[[], mx.array]]] = {
-        "sum of an array": (size, lambda: values.sum()),
+        "sum of an array": (size, values.sum),
         "x + 1 of an array, read and write": (2 * size, lambda: values + 1),
         "one row times a matrix": (size, lambda: row @ matrix.T),
     }

@@ -22,15 +22,33 @@ from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.prefill import Prefill
 from polytoken.models.base import CausalModel
 from polytoken.request import Request
+from polytoken.sampling.law import finite_peak
 from polytoken.sampling.sampler import TokenSampler, device_greedy
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """A greedy choice that the host has not read yet.
+
+    Attributes:
+        token: int32 [1].
+        ok: bool [1], False when the row of logits cannot be trusted.
+        logits: the row [1, V] itself, to say what is wrong with it.
+    """
+
+    token: mx.array
+    ok: mx.array
+    logits: mx.array
 
 
 @dataclass
 class ArRow:
     """One request of the AR lane.
 
-    `logits` is the row [1, V] that the next token is chosen from. A greedy row holds `ahead` instead once it has been
-    submitted: the next token's id and its finiteness, int32 [1] and bool [1], still on the device.
+    Attributes:
+        logits: the row [1, V] that the next token is chosen from, or None while that forward is not submitted.
+        ahead: a greedy row's next choice in flight.
+        fault: what went wrong while looking ahead, until the step reports it.
     """
 
     request: Request
@@ -39,7 +57,7 @@ class ArRow:
     stop_ids: frozenset[int]
     generated: int = 0
     logits: mx.array | None = None
-    ahead: tuple[mx.array, mx.array] | None = None
+    ahead: InFlight | None = None
     fault: Exception | None = field(default=None, repr=False)
 
     @property
@@ -116,8 +134,9 @@ class ArLane(Lane[ArRow]):
         if not row.prefill.step():
             return False
         row.logits = row.prefill.logits
+        assert row.logits is not None
         if not row.sampler.needs_host:
-            row.ahead = device_greedy(row.logits)
+            row.ahead = _choose_greedy(row.logits)
         return True
 
     def step(self, rows: Sequence[ArRow]) -> list[Commit | Exception]:
@@ -156,10 +175,9 @@ class ArLane(Lane[ArRow]):
     def _look_ahead(self, row: ArRow) -> None:
         """Submit the forward of the token in flight, whose value the host does not know yet."""
         assert row.ahead is not None
-        current, _ = row.ahead
         row.logits = None
         if row.generated + 1 < row.request.max_new_tokens:
-            row.logits = self._forward(row, current.reshape(1, 1))
+            row.logits = self._forward(row, row.ahead.token.reshape(1, 1))
             mx.async_eval(row.logits)
 
     def _commit(self, row: ArRow) -> Commit:
@@ -173,8 +191,7 @@ class ArLane(Lane[ArRow]):
             row.logits = row.ahead = None
         elif row.ahead is not None:
             assert row.logits is not None
-            row.ahead = device_greedy(row.logits)
-            mx.async_eval(*row.ahead)
+            row.ahead = _choose_greedy(row.logits)
         else:
             row.logits = self._forward(row, mx.array([[token_id]], dtype=mx.int32))
             mx.async_eval(row.logits)
@@ -189,10 +206,10 @@ class ArLane(Lane[ArRow]):
     def _read(self, row: ArRow) -> tuple[int, TokenLogprob | None]:
         """The chosen id of this step: the only place where the host waits for the device."""
         if row.ahead is not None:
-            token, ok = row.ahead
-            if not ok.item():
-                raise NonFiniteError(f"logits hold no finite maximum at output position {row.generated}")
-            return int(token.item()), None
+            if not row.ahead.ok.item():
+                finite_peak(np.array(row.ahead.logits[0]))  # raises with a census of the row
+                raise NonFiniteError(f"no logit can be trusted at output position {row.generated}")
+            return row.ahead.token.tolist()[0], None
         assert row.logits is not None
         choice = row.sampler.choose(np.array(row.logits[0], copy=False), position=row.generated)
         return choice.token_id, choice.logprob
@@ -218,6 +235,13 @@ class ArLane(Lane[ArRow]):
             return self._commit(row)
         except Exception as fault:
             return fault
+
+
+def _choose_greedy(logits: mx.array) -> InFlight:
+    """Submit the greedy choice from a row of logits [1, V]."""
+    token, ok = device_greedy(logits)
+    mx.async_eval(token, ok)
+    return InFlight(token, ok, logits)
 
 
 def fit_length(request: Request, prompt_tokens: int, *, max_positions: int) -> Request:

@@ -41,7 +41,8 @@ class DenseModel(CausalModel):
         return Hidden(post)
 
     def project(self, hidden: mx.array) -> mx.array:
-        return self._head(hidden).astype(mx.float32)
+        logits: mx.array = self._head(hidden)
+        return logits.astype(mx.float32)
 
     def _run(self, ids: mx.array, cache: DecodingState) -> mx.array:
         """Post-norm hidden [1, S, H] of ids [1, S]."""

@@ -76,7 +76,7 @@ def _pattern(config: Config) -> int:
             code="unsupported_config",
             field="layer_types",
         )
-    return period
+    return int(period)
 
 
 def make(config: Config) -> nn.Module:
