@@ -3,7 +3,8 @@
 from polytoken.engine.engine import Engine, EngineError, Handle, LoadedLane
 from polytoken.engine.job import Label, Sink, TextPort, TextStep
 from polytoken.engine.jsonl import read_requests
-from polytoken.engine.scheduler import Scheduler, SchedulerLimits
+from polytoken.engine.limits import SchedulerLimits
+from polytoken.engine.scheduler import Scheduler
 
 __all__ = [
     "Engine",

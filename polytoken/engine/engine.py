@@ -20,8 +20,9 @@ from typing import Any, Final, TypeVar
 
 from polytoken.engine.intake import Counted, Intake
 from polytoken.engine.job import Label, Sink, TextPort
+from polytoken.engine.limits import SchedulerLimits
 from polytoken.engine.mailbox import Inbox, Outbox
-from polytoken.engine.scheduler import Scheduler, SchedulerLimits
+from polytoken.engine.scheduler import Scheduler
 from polytoken.errors import CancelledError, NonFiniteError, PolytokenError, RequestError, UsageError
 from polytoken.events import (
     Event,

@@ -69,6 +69,7 @@ class Job:
         denoising: True on the canvas lane, whose steps are denoises and are reported as such.
         row: the lane's row while one is open.
         doom: why it has to end at the next safe point (cancelled, interrupted), or None.
+        overtaken: prefill steps of others since its own latest one.
         active_at: when the prompt was prefilled.
         first_step_at, last_step_at: when the first and the latest step reached the host.
         first_commit_at, last_commit_at: the same for steps that committed at least one id.
@@ -84,6 +85,7 @@ class Job:
     text: TextPort | None = None
     doom: PolytokenError | None = None
     prefill_seconds: float = 0.0
+    overtaken: int = 0
     active_at: float = 0.0
     steps: int = 0
     first_step_at: float | None = None

@@ -11,10 +11,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from polytoken.engine.job import Job, Label, Sink, TextPort
+from polytoken.engine.limits import FLAGS, SchedulerLimits
 from polytoken.engine.metrics import CACHE_COUNTS, Totals
 from polytoken.errors import CancelledError, PolytokenError, RequestError, UsageError
 from polytoken.events import FirstDenoise, InferenceSummary, RequestRejected
@@ -22,49 +22,6 @@ from polytoken.lanes.base import Commit, Lane
 from polytoken.request import Request
 
 _LOG = logging.getLogger(__name__)
-
-FLAGS: Final = {
-    "max_rows": "--batch-size",
-    "rows_per_step": "--max-batch-tokens",
-    "max_pending": "--max-queue-size",
-    "prefill_budget": "--prefill-chunk-size",
-    "remembered_ids": "--remembered-ids",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    """How much may happen at once.
-
-    Attributes:
-        max_rows: rows held by the lane, prefilling and active together.
-        rows_per_step: rows of one step, None for `max_rows`.
-        max_pending: requests that wait for a row.
-        prefill_budget: prompt tokens computed in one turn; a lane's chunk must not be larger.
-        remembered_ids: how many ended requests keep their id taken, None for all (a server should bound it).
-
-    Raises:
-        UsageError: naming the flag, when a value is not an integer above 0.
-    """
-
-    max_rows: int = 4
-    rows_per_step: int | None = None
-    max_pending: int = 128
-    prefill_budget: int = 256
-    remembered_ids: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, flag in FLAGS.items():
-            value = getattr(self, name)
-            if value is None and name in ("rows_per_step", "remembered_ids"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise UsageError(f"{flag} must be an integer above 0, not {value!r}", field=flag)
-
-    @property
-    def capacity(self) -> int:
-        """Rows of one step."""
-        return self.max_rows if self.rows_per_step is None else min(self.max_rows, self.rows_per_step)
 
 
 class Scheduler:
@@ -117,7 +74,7 @@ class Scheduler:
     def offer(self, request: Request, *, sink: Sink | None = None, token_events: bool | None = None) -> bool:
         """Take a request over; False, with nothing done, while no more may wait.
 
-        An id that is taken is refused by a `request_error` to this request's own sink.
+        A taken id is refused by a `request_error` to this request's own sink.
         """
         if not self.has_room:
             return False
@@ -128,8 +85,7 @@ class Scheduler:
             denoising=self.lane.name == "canvas",
         )
         if request.request_id in self._taken:
-            error = RequestError("request_id is already taken", code="duplicate_id", field="request_id")
-            self._reject(job, error)
+            self._reject(job, RequestError("request_id is taken already", code="duplicate_id", field="request_id"))
             return True
         self._taken.add(request.request_id)
         self._live[request.request_id] = job
@@ -199,7 +155,12 @@ class Scheduler:
         budget = self.limits.prefill_budget
         had_active = bool(self._active)
         while budget > 0:
-            if self._pending and len(self._active) + len(self._prefilling) < self.limits.max_rows:
+            overtaken = max(self._prefilling, key=lambda job: job.overtaken, default=None)
+            if overtaken is not None and overtaken.overtaken >= self.limits.max_rows:
+                # More than a lap of the ring went to others: without this, newcomers could starve a long prompt.
+                self._prefilling.remove(overtaken)
+                self._prefilling.appendleft(overtaken)
+            elif self._pending and len(self._active) + len(self._prefilling) < self.limits.max_rows:
                 job = self._pending.popleft()
                 try:
                     self._open(job)
@@ -216,6 +177,9 @@ class Scheduler:
                     self._prefilling.appendleft(job)  # chunks are never cut to fit, or results would depend on traffic
                     break
                 budget -= min(cost, budget)
+                job.overtaken = 0
+                for other in self._prefilling:
+                    other.overtaken += 1
                 ready = self._prefill_once(job, cost)
             except Exception as error:
                 self._reject(job, error)
@@ -291,9 +255,7 @@ class Scheduler:
     # -- the four ways to end: finished, failed, rejected, doomed ---------------------------------------------------
 
     def _finish(self, job: Job) -> None:
-        result = job.finished(
-            self._clock(), lane=self.lane.name, label=self.label, statistics=self._statistics()
-        )
+        result = job.finished(self._clock(), lane=self.lane.name, label=self.label, statistics=self._statistics())
         self._release(job, keep=True)
         self.totals.finished += 1
         job.sink(result)

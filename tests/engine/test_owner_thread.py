@@ -1,0 +1,599 @@
+"""The engine: one owner thread, many callers; nobody hangs, whatever ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from engine_fakes import (
+    FakeLane,
+    Script,
+    is_last,
+    loaded,
+    make_request,
+    names,
+    too_long,
+)
+
+from polytoken.engine import Engine, EngineError, SchedulerLimits
+from polytoken.errors import (
+    CancelledError,
+    CheckpointError,
+    NonFiniteError,
+    PolytokenError,
+    RequestError,
+    UsageError,
+)
+from polytoken.events import Event, GenerationResult, InferenceSummary, RequestRejected
+from polytoken.lanes.base import Commit
+from polytoken.request import Request
+
+PATIENCE = 5.0  # seconds after which a test says that something hangs
+
+
+class Gate:
+    """Stops the owner thread inside a step until it is let through, so that tests need no sleeping."""
+
+    def __init__(self, lane: FakeLane, *, at: int = 1) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.at, self.steps = at, 0
+        lane.before_step = self.pass_through
+
+    def pass_through(self, ids: list[str]) -> None:
+        self.steps += 1
+        if self.steps == self.at:
+            self.entered.set()
+            assert self.open.wait(PATIENCE)
+
+    def wait(self) -> None:
+        assert self.entered.wait(PATIENCE)
+
+
+@contextmanager
+def running(lane: FakeLane, **options: Any) -> Iterator[Engine]:
+    limits = {name: options.pop(name) for name in tuple(options) if name in SchedulerLimits.__dataclass_fields__}
+    options.setdefault("stall_seconds", PATIENCE)
+    engine = Engine(lambda: loaded(lane), SchedulerLimits(**limits), **options)
+    with engine:
+        yield engine
+    assert lane.open_rows == 0 and all(row.closed == 1 for row in lane.rows)
+
+
+@contextmanager
+def aside(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Run something on another thread; yields the call that waits for its result."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(act)
+        yield lambda: future.result(PATIENCE)
+
+
+def finish(events: Iterator[Event]) -> list[Event]:
+    return list(events)
+
+
+# -- life -------------------------------------------------------------------------------------------------------------
+
+
+def test_loads_runs_and_frees_on_one_thread() -> None:
+    lane = FakeLane()
+    threads: dict[str, threading.Thread] = {}
+
+    def note(name: str) -> None:
+        threads[name] = threading.current_thread()
+
+    def load() -> Any:
+        note("load")
+        return loaded(lane, release=lambda: note("release"))
+
+    lane.before_step = lambda ids: note("step")
+    with Engine(load) as engine:
+        assert engine.start() is engine.loaded and engine.loaded.checkpoint == "fake"
+        assert engine.sampling.temperature == 0.5
+        engine.generate(make_request("a"))
+        assert engine.call(lambda it: (note("call"), it.lane.name)[1]) == "ar"
+    owner = threads.pop("load")
+    assert owner is not threading.current_thread() and not owner.is_alive()
+    assert set(threads) == {"step", "call", "release"} and set(threads.values()) == {owner}
+
+
+def test_load_errors_reach_the_caller_unchanged() -> None:
+    error = CheckpointError("no such thing", code="missing_file")
+
+    def load() -> Any:
+        raise error
+
+    engine = Engine(load)
+    with pytest.raises(CheckpointError) as caught:
+        engine.start()
+    assert caught.value is error
+    with pytest.raises(EngineError):
+        engine.generate(make_request("a"))
+    engine.close()
+
+
+def test_close_is_idempotent_and_frees_the_lane() -> None:
+    lane = FakeLane()
+    kept = weakref.ref(lane)
+    engine = Engine(lambda lane=lane: loaded(lane))  # type: ignore[misc]
+    engine.start()
+    engine.generate(make_request("a"))
+    del lane
+    engine.close()
+    gc.collect()
+    assert kept() is None
+    engine.close()
+    for act in (lambda: engine.generate(make_request("b")), lambda: engine.cancel("a")):
+        with pytest.raises(EngineError, match="closed"):
+            act()
+
+
+def test_an_engine_that_was_not_started_says_so() -> None:
+    engine = Engine(lambda: loaded(FakeLane()))
+    for act in (
+        lambda: engine.loaded,
+        lambda: engine.sampling,
+        lambda: engine.generate(make_request("a")),
+        lambda: engine.cancel("a"),
+        lambda: list(engine.run([])),
+    ):
+        with pytest.raises(EngineError, match="not started"):
+            act()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.start()
+
+
+def test_close_fails_what_is_open() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane, max_rows=1, max_pending=1) as engine:
+        sinks: dict[str, list[Any]] = {name: [] for name in "abc"}
+        for name, events in sinks.items():
+            engine.submit(make_request(name, tokens=9), events.append)
+            if name == "a":
+                gate.wait()
+        with aside(engine.close) as closed:
+            gate.open.set()
+            closed()
+        assert {events[-1].code for events in sinks.values()} == {"engine_closed"}
+        assert all(sum(map(is_last, events)) == 1 for events in sinks.values())
+
+
+def test_close_may_drain() -> None:
+    lane = FakeLane()
+    with running(lane, max_rows=1, max_pending=1) as engine:
+        events: list[Any] = []
+        for name in "abc":
+            engine.submit(make_request(name, tokens=9), events.append)
+        engine.close(drain=True)
+        assert [event.status for event in events if is_last(event)] == ["finished"] * 3
+
+
+def test_two_engines_in_one_process() -> None:
+    first, second = FakeLane({"a": Script(prompt=3)}), FakeLane({"a": Script(prompt=4)})
+    with running(first) as one, running(second) as two:
+        results = [engine.generate(make_request("a")) for engine in (one, two, one, two)[:2]]
+        assert results[0].token_ids != results[1].token_ids
+        one.close()
+        assert two.generate(make_request("b")).stop_reason == "max_new_tokens"
+
+
+# -- one request ------------------------------------------------------------------------------------------------------
+
+
+def test_generate_and_stream_agree() -> None:
+    with running(FakeLane()) as engine:
+        result = engine.generate(make_request("a", tokens=5, seed=3))
+        events = finish(engine.stream(make_request("b", tokens=5, seed=3)))
+    assert names(events) == ["request_started", *["token"] * 5, "generation_result"]
+    streamed = events[-1]
+    assert isinstance(streamed, GenerationResult)
+    assert (streamed.token_ids, streamed.text) == (result.token_ids, result.text)
+    assert "".join(event.to_dict().get("delta", "") for event in events) == result.text
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "code"),
+    [
+        (Script(open_error=too_long()), RequestError, "too_long"),
+        (Script(commits=[NonFiniteError("NaN")]), NonFiniteError, "non_finite"),
+        (Script(commits=[KeyError("x")]), PolytokenError, "internal"),
+    ],
+)
+def test_generate_raises_what_went_wrong(script: Script, kind: type[PolytokenError], code: str) -> None:
+    with running(FakeLane({"a": script})) as engine:
+        with pytest.raises(kind) as caught:
+            engine.generate(make_request("a"))
+        assert caught.value.code == code
+        assert engine.generate(make_request("b")).status == "finished"
+
+
+def test_a21_leaving_a_stream_early_cancels_within_one_step() -> None:
+    lane = FakeLane()
+    with running(lane) as engine:
+        for event in engine.stream(make_request("long", tokens=4000)):
+            if event.event == "token":
+                break
+        gc.collect()
+        steps = len(lane.cohorts)
+        engine.call(lambda _: None)  # a full round of the owner thread, with at most one step before it
+        assert len(lane.cohorts) <= steps + 1 and lane.open_rows == 0
+        assert engine.generate(make_request("short")).status == "finished"
+        assert lane.rows[0].kept is False
+
+
+def test_a21_closing_a_stream_whose_request_still_waits_takes_it_out() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane, max_rows=1, max_pending=1) as engine:
+        events: list[Any] = []
+        engine.submit(make_request("runs"), events.append)
+        gate.wait()
+        queued = [engine.submit(make_request(name), events.append) for name in ("queued", "queued too")]
+        queued[0].cancel()
+        gate.open.set()
+        engine.call(lambda _: None)
+        assert queued[0].done
+        engine.close(drain=True)
+        ends = {event.request_id: event.to_dict() for event in events if is_last(event)}
+        assert ends["queued"]["code"] == "cancelled" and ends["queued too"]["status"] == "finished"
+        assert [row.request.request_id for row in lane.rows] == ["runs", "queued too"]
+
+
+def test_cancel_by_id_says_whether_there_was_something() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane, max_rows=1, max_pending=1) as engine:
+        events: list[Any] = []
+        for name in "abc":
+            engine.submit(make_request(name, tokens=1_000_000), events.append)
+            gate.wait()
+        gate.open.set()
+        assert [engine.cancel(name) for name in ("a", "c", "b", "a", "never")] == [True, True, True, False, False]
+    assert sorted(event.request_id for event in events if is_last(event)) == ["a", "b", "c"]
+
+
+def test_a_refused_duplicate_leaves_the_first_alone() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane) as engine:
+        with aside(lambda: engine.generate(make_request("a", tokens=5))) as result:
+            gate.wait()
+            second: list[Any] = []
+            handle = engine.submit(make_request("a"), second.append)
+            handle.cancel()
+            gate.open.set()
+            assert len(result().token_ids) == 5
+        assert len(second) == 1 and handle.done
+
+
+def test_a_full_queue_refuses_or_blocks() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane, max_rows=1, max_pending=1) as engine:
+        events: list[Any] = []
+        for number in range(2):
+            engine.submit(make_request(f"{number}"), events.append)
+            gate.wait()
+        engine.submit(make_request("2"), events.append, wait=False)  # the queue holds two: max(2, max_pending)
+        with pytest.raises(EngineError) as caught:
+            engine.submit(make_request("4"), events.append, wait=False)
+        assert (caught.value.code, caught.value.http_status) == ("queue_full", 503)
+        with aside(lambda: engine.submit(make_request("5"), events.append)) as handle:
+            gate.open.set()
+            handle()
+        engine.close(drain=True)
+        assert sum(map(is_last, events)) == 4
+
+
+def test_a_sink_that_fails_cancels_its_own_request_only() -> None:
+    lane = FakeLane()
+
+    def sink(event: Event) -> None:
+        raise BrokenPipeError
+
+    with running(lane) as engine:
+        engine.submit(make_request("bad", tokens=4000), sink)
+        assert engine.generate(make_request("good", tokens=9)).status == "finished"
+        engine.close(drain=True)
+        assert len(lane.cohorts) < 100
+
+
+def test_waiting_for_the_owner_on_the_owner_is_refused() -> None:
+    with running(FakeLane()) as engine, pytest.raises(UsageError):
+        engine.call(lambda _: engine.cancel("a"))
+
+
+def test_call_raises_what_the_function_raises() -> None:
+    def act(_: Any) -> None:
+        raise TimeoutError("mine")
+
+    with running(FakeLane(), stall_seconds=0.001) as engine, pytest.raises(TimeoutError, match="mine"):
+        engine.call(act)
+
+
+# -- the owner thread dies or hangs -----------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing in the scheduler may swallow it."""
+
+
+@pytest.mark.parametrize("where", ["step", "close"])
+def test_everyone_gets_an_answer_when_the_owner_thread_dies(where: str) -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    crash = Crash("bang")
+    if where == "step":
+        lane.step_error = lambda ids: crash
+    else:
+        lane.scripts["0"] = Script(close_error=crash)  # type: ignore[arg-type]
+    engine = Engine(lambda: loaded(lane), SchedulerLimits(max_rows=2, max_pending=1), stall_seconds=PATIENCE)
+    engine.start()
+    ends: list[list[Event]] = [[] for _ in range(3)]
+    for number, events in enumerate(ends):
+        engine.submit(make_request(f"{number}", tokens=1 if number == 0 else 9), events.append)
+        gate.wait()
+    with aside(lambda: engine.submit(make_request("late"), ends[0].append)) as late, aside(
+        lambda: engine.call(lambda _: None)
+    ) as call:
+        gate.open.set()
+        for waiter in (late, call):
+            with pytest.raises(EngineError, match="bang"):
+                waiter()
+    for events in ends:
+        assert sum(map(is_last, events)) == 1 and events[-1].to_dict()["code"] == "engine_stopped"
+    with pytest.raises(EngineError, match="bang"):
+        engine.generate(make_request("after"))
+    engine.close()
+
+
+def test_a_stuck_owner_is_reported() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    engine = Engine(lambda: loaded(lane), stall_seconds=0.01)
+    engine.start()
+    with pytest.raises(EngineError) as caught:
+        engine.generate(make_request("a"))
+    assert caught.value.code == "engine_stalled"
+    gate.open.set()
+    engine._stall_seconds = PATIENCE
+    engine.close()
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_ends_with_its_own_summary_and_can_be_repeated() -> None:
+    with running(FakeLane()) as engine:
+        for turn in range(2):
+            requests: list[Request | RequestRejected] = [make_request(f"{turn}{name}") for name in "abc"]
+            requests.insert(1, RequestRejected(line=2, code="bad_json", error="no"))
+            events = finish(engine.run(requests))
+            summary = events[-1]
+            assert isinstance(summary, InferenceSummary) and not summary.interrupted
+            assert (summary.finished_requests, summary.rejected_requests, summary.generated_tokens) == (3, 1, 9)
+            assert sum(map(is_last, events)) == 4 and sum(isinstance(e, InferenceSummary) for e in events) == 1
+
+
+def test_an_empty_run_is_a_summary() -> None:
+    with running(FakeLane()) as engine:
+        assert names(finish(engine.run([]))) == ["inference_summary"]
+
+
+def test_one_run_at_a_time() -> None:
+    with running(FakeLane()) as engine:
+        first = engine.run([make_request("a")])
+        next(first)
+        with pytest.raises(UsageError):
+            next(engine.run([]))
+        finish(first)
+        assert len(finish(engine.run([make_request("b")]))) == 6
+
+
+def test_back_pressure_blocks_a_fast_reader() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    taken: list[int] = []
+
+    def source() -> Iterator[Request]:
+        for number in range(100):
+            taken.append(number)
+            yield make_request(f"{number}", tokens=1)
+
+    with running(lane, max_rows=1, max_pending=3) as engine:
+        events = engine.run(source())
+        with aside(lambda: finish(events)) as result:
+            gate.wait()
+            full = threading.Event()
+            while len(engine._inbox.items()) < 3:  # the reader is filling it
+                full.wait(0.001)
+            # 1 active, 3 pending or 2 with the one on its way, 3 in the queue, 1 in the reader's hand, at most
+            assert len(taken) <= 8
+            gate.open.set()
+            assert sum(map(is_last, result())) == 100
+    assert len(taken) == 100
+
+
+def test_a_consumer_that_lags_holds_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polytoken.engine.intake.UNREAD_EVENTS", 60)
+    taken: list[int] = []
+
+    def source() -> Iterator[Request]:
+        for number in range(200):
+            taken.append(number)
+            yield make_request(f"{number}", tokens=1)  # three events each
+
+    with running(FakeLane(), max_rows=1, max_pending=2) as engine:
+        events = engine.run(source())
+        next(events)
+        while not engine.call(lambda _: not engine._open and len(taken) > 20):
+            pass
+        assert len(taken) < 40
+        assert sum(map(is_last, events)) == 200
+
+
+def test_stop_at_the_first_error_when_asked() -> None:
+    requests: list[Request | RequestRejected] = [make_request("a", tokens=50)]
+    requests += [RequestRejected(line=2, code="bad_json", error="no")]
+    requests += [make_request(f"later {number}", tokens=50) for number in range(50)]
+    with running(FakeLane()) as engine:
+        events = finish(engine.run(requests, continue_on_error=False))
+        summary = events[-1]
+        assert isinstance(summary, InferenceSummary) and not summary.interrupted
+        codes = [event.to_dict()["code"] for event in events if "code" in event.to_dict()]
+        assert codes[0] == "bad_json" and set(codes[1:]) == {"stopped_on_error"}
+        assert engine.generate(make_request("next")).status == "finished"
+
+
+def test_interrupt_drains_also_with_a_reader_that_is_stuck() -> None:
+    stuck = threading.Event()
+    reading = threading.Event()
+
+    def source() -> Iterator[Request]:
+        yield make_request("a", tokens=100_000)
+        yield make_request("b", tokens=100_000)
+        reading.set()
+        stuck.wait(PATIENCE)
+
+    with running(FakeLane()) as engine:
+        events = engine.run(source())
+        seen = [next(events)]
+        assert reading.wait(PATIENCE)
+        engine.interrupt()
+        seen += events
+        ends = [event.to_dict() for event in seen if is_last(event)]
+        assert {end["request_id"]: end["code"] for end in ends} == {"a": "interrupted", "b": "interrupted"}
+        summary = seen[-1]
+        assert isinstance(summary, InferenceSummary) and summary.interrupted and summary.failed_requests == 2
+        stuck.set()
+        assert engine.generate(make_request("c")).status == "finished"
+
+
+def test_ctrl_c_while_waiting_is_an_interrupt_and_goes_on_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = FakeLane()
+    with running(lane) as engine:
+        real, calls = engine._next, iter(range(1000))
+
+        def pressed(outbox: Any) -> Any:
+            if next(calls) == 3:
+                raise KeyboardInterrupt
+            return real(outbox)
+
+        monkeypatch.setattr(engine, "_next", pressed)
+        seen: list[Event] = []
+        with pytest.raises(KeyboardInterrupt):
+            for event in engine.run([make_request(name, tokens=100_000) for name in "abcdef"]):
+                seen.append(event)
+        assert sum(map(is_last, seen)) == 6 and isinstance(seen[-1], InferenceSummary) and seen[-1].interrupted
+
+
+def test_leaving_a_run_early_ends_its_requests() -> None:
+    lane = FakeLane()
+    with running(lane, max_pending=2) as engine:
+        run = engine.run(make_request(f"{number}", tokens=100_000) for number in range(1000))
+        next(run)
+        run.close()  # type: ignore[attr-defined]
+        engine.call(lambda _: None)
+        assert lane.open_rows == 0
+        events = finish(engine.run([make_request("next")]))
+        assert names(events)[-2:] == ["generation_result", "inference_summary"]
+        assert {event.to_dict().get("request_id") for event in events} == {"next", None}
+
+
+def test_closing_the_engine_under_a_run_ends_it() -> None:
+    lane = FakeLane()
+    with running(lane) as engine:
+        events = engine.run([make_request(name, tokens=100_000) for name in "abcdef"])
+        seen = [next(events)]
+        engine.close()
+        with pytest.raises(EngineError):
+            for event in events:
+                seen.append(event)
+        assert sum(map(is_last, seen)) == 6
+
+
+def test_a_source_that_breaks_is_one_error_and_the_rest_is_served() -> None:
+    def source() -> Iterator[Request]:
+        yield make_request("a")
+        raise RuntimeError("gone")
+
+    with running(FakeLane()) as engine:
+        events = finish(engine.run(source()))
+        assert [event.to_dict().get("code") for event in events if is_last(event)].count("unreadable_input") == 1
+        assert isinstance(events[-1], InferenceSummary) and events[-1].finished_requests == 1
+
+
+def test_interrupt_without_a_run_fails_what_is_open_and_goes_on() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane) as engine:
+        with aside(lambda: engine.generate(make_request("a", tokens=1000))) as result:
+            gate.wait()
+            engine.interrupt()
+            gate.open.set()
+            with pytest.raises(CancelledError) as caught:
+                result()
+            assert caught.value.code == "interrupted"
+        assert engine.generate(make_request("b")).status == "finished"
+
+
+def test_200_mixed_requests_with_10_bad_ones() -> None:
+    """Show of issue 2: 190 results as if alone, 10 errors with line or id and code, nothing left behind."""
+    scripts: dict[str, Script] = {}
+    items: list[Request | RequestRejected] = []
+    for number in range(200):
+        name = f"r{number}"
+        scripts[name] = Script(prompt=1 + number * 37 % 700)
+        request = make_request(name, tokens=1 + number % 13, seed=number, stop=("q",) if number % 3 else ())
+        items.append(request)
+        if number % 20 == 7:
+            if number % 40 == 7:
+                items[-1] = RequestRejected(line=number + 1, code="bad_json", error="no")
+            else:
+                scripts[name] = Script(open_error=too_long())
+    lane = FakeLane(scripts)
+    with running(lane, rows_per_step=3, max_pending=8) as engine:
+        events = finish(engine.run(items))
+    results = {event.request_id: event for event in events if isinstance(event, GenerationResult)}
+    errors = [event for event in events if isinstance(event, RequestRejected)]
+    assert len(results) == 190 and len(errors) == 10
+    assert all(error.code and (error.line or error.request_id) for error in errors)
+    solo = FakeLane(scripts)
+    with running(solo) as engine:
+        for item in items:
+            if isinstance(item, Request) and item.request_id in results:
+                alone = engine.generate(item)
+                together = results[item.request_id]
+                assert (alone.token_ids, alone.text, alone.stop_reason) == (
+                    together.token_ids,
+                    together.text,
+                    together.stop_reason,
+                )
+    assert not engine._open
+
+
+def test_a23_neighbours_that_join_leave_and_fail_change_nothing() -> None:
+    lane = FakeLane({"bad": Script(commits=[Commit(token_ids=(1,)), ValueError("processor is None")])})
+    with running(lane) as engine, ThreadPoolExecutor(8) as pool:
+        kinds = [("greedy", {}), ("seeded", {"seed": 7}), ("stop", {"stop": ("q",)})]
+
+        def one(number: int) -> Any:
+            kind, options = kinds[number % 3]
+            if number % 10 == 9:
+                events = engine.stream(make_request(f"left {number}", tokens=50))
+                next(events)
+                events.close()  # type: ignore[attr-defined]
+                return None
+            return kind, engine.generate(make_request(f"{number}", tokens=6, **options)).token_ids
+
+        with pytest.raises(PolytokenError):
+            engine.generate(make_request("bad"))
+        results = [result for result in pool.map(one, range(50)) if result]
+    assert len(set(results)) == 3
