@@ -209,7 +209,7 @@ class ArLane(Lane[ArRow]):
             if not row.ahead.ok.item():
                 finite_peak(np.array(row.ahead.logits[0]))  # raises with a census of the row
                 raise NonFiniteError(f"no logit can be trusted at output position {row.generated}")
-            return row.ahead.token.tolist()[0], None
+            return int(np.array(row.ahead.token)[0]), None
         assert row.logits is not None
         choice = row.sampler.choose(np.array(row.logits[0], copy=False), position=row.generated)
         return choice.token_id, choice.logprob
