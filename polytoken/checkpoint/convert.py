@@ -16,14 +16,14 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
+from polytoken.checkpoint.files import dtype_name, read_header
 from polytoken.checkpoint.gguf import GGUFHeader, read_gguf_header
+from polytoken.checkpoint.gguf_blocks import GROUP_SIZE, read_tensor
 from polytoken.checkpoint.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 from polytoken.checkpoint.manifest import MANIFEST, Manifest, describe_files
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.checkpoint.quantisation import Quantisation, describe_quantisation
 from polytoken.errors import CheckpointError
-
-GROUP_SIZE: Final = 32  # elements per block of Q4_0, Q4_1 and Q8_0, hence per scale
 
 
 @dataclass(frozen=True)
@@ -149,33 +149,30 @@ def swap_rows(rows: mx.array, heads: int) -> mx.array:
     return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _read_bfloat16(header: GGUFHeader, name: str) -> mx.array:
-    """A BF16 tensor as bfloat16 (the native reader would squeeze it through fp16)."""
-    record = header.tensors[name]
-    raw = np.fromfile(header.path, dtype="<u2", count=record.size, offset=record.offset)
-    return mx.array(raw).view(mx.bfloat16).reshape(record.shape)
-
-
 def _convert_tensors(
-    header: GGUFHeader, config: Mapping[str, Any], arrays: Mapping[str, mx.array]
+    header: GGUFHeader, config: Mapping[str, Any], progress: Progress
 ) -> tuple[dict[str, mx.array], dict[str, int]]:
-    """Rename and re-order; also the bits of every packed module."""
+    """Read, rename and re-order; also the bits of every packed module."""
     swaps = _ARCHITECTURES[header.architecture].swaps_rows
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     result: dict[str, mx.array] = {}
     bits: dict[str, int] = {}
-    for name, stored in arrays.items():
+    for done, (name, tensor) in enumerate(header.tensors.items()):
+        progress("convert", done, len(header.tensors), "tensors")
         stem, _, leaf = name.rpartition(".")
         module = _module_name(header, stem)
-        array = stored
-        if leaf == "weight" and name in header.tensors and header.tensors[name].type_name == "BF16":
-            array = _read_bfloat16(header, name)
+        leaves = read_tensor(header, tensor)
+        if leaf == "bias" and len(leaves) == 1:
+            leaves = {"bias": leaves["weight"]}
+        elif leaf != "weight":
+            raise _refuse(header, f"tensor {name} of type {tensor.type_name} has no place", field=name)
         kind = stem.rpartition(".")[2]
-        if swaps and kind in heads:
-            array = swap_rows(array, heads[kind])
-        result[f"{module}.{leaf}"] = mx.contiguous(array)
-        if leaf == "scales":
-            bits[module] = arrays[f"{stem}.weight"].shape[-1] * 32 // (array.shape[-1] * GROUP_SIZE)
+        for part, array in leaves.items():
+            rows = swap_rows(array, heads[kind]) if swaps and kind in heads else array
+            result[f"{module}.{part}"] = mx.contiguous(rows)
+        if "scales" in leaves:
+            bits[module] = leaves["weight"].shape[-1] * 32 // (leaves["scales"].shape[-1] * GROUP_SIZE)
+    progress("convert", len(header.tensors), len(header.tensors), "tensors")
     return result, bits
 
 
@@ -193,6 +190,17 @@ def _quantisation_block(bits: Mapping[str, int]) -> dict[str, Any] | None:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_weights(path: Path, tensors: dict[str, mx.array]) -> None:
+    """Write and hold the file against its own header, since a full disk may cut it off without an error."""
+    try:
+        mx.save_safetensors(str(path), tensors, metadata={"format": "mlx"})
+        read_header(path)
+    except (RuntimeError, CheckpointError) as fault:
+        raise CheckpointError(
+            f"{path.name} could not be written whole ({fault}); free some disk space", code="disk_full", field=path.name
+        ) from None
 
 
 def _write_texts(out: Path, config: dict[str, Any], tokenizer: GGUFTokenizer) -> None:
@@ -229,13 +237,6 @@ def convert_gguf(
     tokenizer = build_tokenizer(header.metadata, max_positions=config["max_position_embeddings"])
     for name in header.tensors:
         _module_name(header, name.rpartition(".")[0])  # refuse before gigabytes are read
-    progress("convert", 0, len(header.tensors), "tensors")
-    try:
-        arrays = mx.load(str(gguf))
-    except RuntimeError as fault:
-        raise CheckpointError(f"{gguf.name} cannot be read: {fault}", code="bad_gguf", field=gguf.name) from None
-    if not isinstance(arrays, dict):
-        raise CheckpointError(f"{gguf.name} holds no tensors", code="bad_gguf", field=gguf.name)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or embedding.shape[0] != tokenizer.vocab_size:
         raise CheckpointError(
@@ -243,19 +244,14 @@ def convert_gguf(
             code="bad_gguf",
             field="token_embd.weight",
         )
-    tensors, bits = _convert_tensors(header, config, arrays)
+    tensors, bits = _convert_tensors(header, config, progress)
     block = _quantisation_block(bits)
-    plain = Counter(str(a.dtype).rpartition(".")[2] for name, a in tensors.items() if name.endswith(".weight"))
-    plain.pop("uint32", None)
-    matrices = Counter(
-        str(a.dtype).rpartition(".")[2] for a in tensors.values() if a.ndim == 2 and a.dtype != mx.uint32
-    )
-    dtype = (matrices or plain).most_common(1)[0][0]
+    matrices = Counter(dtype_name(a.dtype) for a in tensors.values() if a.ndim == 2 and a.dtype != mx.uint32)
+    dtype = matrices.most_common(1)[0][0]
     config["torch_dtype"] = dtype
     if block is not None:
         config["quantization"] = config["quantization_config"] = block
-    mx.save_safetensors(str(out / "model.safetensors"), tensors, metadata={"format": "mlx"})
-    progress("convert", len(header.tensors), len(header.tensors), "tensors")
+    _write_weights(out / "model.safetensors", tensors)
     _write_texts(out, config, tokenizer)
     manifest = Manifest(
         kind="polytoken",

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import mlx.core as mx
+
 from polytoken.errors import CheckpointError
 
 INDEX: Final = "model.safetensors.index.json"
@@ -30,6 +32,11 @@ _DTYPES: Final[Mapping[str, tuple[str, int]]] = {
     "C64": ("complex64", 64), "F8_E4M3": ("float8_e4m3", 8), "F8_E5M2": ("float8_e5m2", 8),
     "F8_E8M0": ("float8_e8m0", 8), "F4": ("float4", 4),
 }  # fmt: skip
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """ "float32" for mx.float32."""
+    return str(dtype).rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
             length = int.from_bytes(prefix, "little")
             if len(prefix) == 8 and length > _MAX_HEADER:
                 raise _unreadable(path, "is not a safetensors file (its header length is absurd)")
-            raw = file.read(length)
+            raw = file.read(min(length, size))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing", code="missing_file", field=path.name) from None
     if len(prefix) < 8 or len(raw) < length:

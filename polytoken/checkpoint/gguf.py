@@ -19,8 +19,7 @@ from polytoken.errors import CheckpointError
 MAGIC: Final = b"GGUF"
 DEFAULT_ALIGNMENT: Final = 32
 
-# id -> (name, elements per block, bytes per block) of the types that we accept: Q4_0, Q4_1 and Q8_0 stay packed,
-# the K types are widened to fp16 by MLX's reader (tested against a scalar reference), BF16 is read by us.
+# id -> (name, elements per block, bytes per block) of the types that `gguf_blocks` reads.
 READABLE_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -47,18 +46,27 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: `shape` in row-major order (outer first), `offset` and `nbytes` its extent in the file."""
+    """One tensor: `shape` in row-major order (outer first), `offset` its first byte in the file.
+
+    Its elements lie in blocks of `per_block` elements and `block_bytes` bytes.
+    """
 
     name: str
     type_name: str
     shape: tuple[int, ...]
     offset: int
-    nbytes: int
+    per_block: int
+    block_bytes: int
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.size // self.per_block * self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -159,15 +167,22 @@ def _read_tensors(reader: _Reader, count: int, alignment: int, file_bytes: int) 
                 code="bad_gguf",
                 field=name,
             )
-        nbytes = size // per_block * block_bytes
-        if start + offset + nbytes > file_bytes:
+        tensor = GGUFTensor(
+            name=name,
+            type_name=type_name,
+            shape=shape,
+            offset=start + offset,
+            per_block=per_block,
+            block_bytes=block_bytes,
+        )
+        if tensor.offset + tensor.nbytes > file_bytes:
             raise CheckpointError(
-                f"{name_of_file} is truncated: tensor {name} ends at byte {start + offset + nbytes}, the file at "
+                f"{name_of_file} is truncated: tensor {name} ends at byte {tensor.offset + tensor.nbytes}, the file at "
                 f"{file_bytes}; download the file again",
                 code="truncated_gguf",
                 field=name_of_file,
             )
-        tensors[name] = GGUFTensor(name=name, type_name=type_name, shape=shape, offset=start + offset, nbytes=nbytes)
+        tensors[name] = tensor
     return tensors
 
 

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from polytoken.checkpoint.config import read_config
-from polytoken.checkpoint.files import TensorTable, read_table
+from polytoken.checkpoint.files import TensorTable, dtype_name, read_table
 from polytoken.checkpoint.memory import available_bytes
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.checkpoint.quantisation import Packing, Quantisation
@@ -63,11 +63,6 @@ class LoadedNetwork:
     tensor_count: int
     nbytes: int
     parameters: int
-
-
-def dtype_name(dtype: mx.Dtype) -> str:
-    """ "float32" for mx.float32."""
-    return str(dtype).rpartition(".")[2]
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -10,7 +10,8 @@ class Progress(Protocol):
 
     `stage` is a stable lower-case word ("download", "verify", "unpack", "convert", "hash", "load"); `done` and
     `total` count `unit` ("bytes" or "tensors"); `total` is 0 while it is unknown. The last call of a stage has
-    `done == total`. Calls come from the thread that asked for the work.
+    `done == total`. Calls come from the thread that asked for the work, except that a hub download reports from its
+    own workers.
     """
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import io
 import re
 import threading
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def resolve(
         store: where pulled models are and converted GGUF files go.
         revision: branch, tag or commit of a hub id; may not contradict one written behind `@`.
         offline: look into the hub's local cache only.
-        progress: for the conversion of a GGUF file.
+        progress: for the conversion of a GGUF file or a download.
 
     Raises:
         CheckpointError: `missing_path`, `not_a_checkpoint`, `not_pulled` (the text names the command), `unknown_model`,
@@ -101,7 +102,7 @@ def resolve(
         )
     if _HUB_ID.fullmatch(repo) is None or ".." in repo or "--" in repo:
         raise _unknown(text)
-    return _resolve_hub(repo, revision=pinned or revision, offline=offline)
+    return _resolve_hub(repo, revision=pinned or revision, offline=offline, progress=progress)
 
 
 def _unknown(text: str) -> CheckpointError:
@@ -156,7 +157,7 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any:
     return result[0]
 
 
-def _resolve_hub(repo: str, *, revision: str | None, offline: bool) -> Resolved:
+def _resolve_hub(repo: str, *, revision: str | None, offline: bool, progress: Progress) -> Resolved:
     """A snapshot of a hub repository: from the cache when that is allowed to be enough, else fetched."""
     import huggingface_hub as hub  # noqa: PLC0415  (half a second that a local folder need not pay)
     from huggingface_hub import errors  # noqa: PLC0415
@@ -168,7 +169,7 @@ def _resolve_hub(repo: str, *, revision: str | None, offline: bool) -> Resolved:
     if pinned and not offline:
         # A commit never changes: a complete snapshot of it needs no question.
         with contextlib.suppress(CheckpointError, errors.LocalEntryNotFoundError):
-            return _check_snapshot(_snapshot(hub, repo, revision, local=True), repo, shown)
+            return _check_snapshot(_snapshot(hub, repo, revision, local=True, progress=progress), repo, shown)
     if not offline:
         try:
             _within(
@@ -196,7 +197,7 @@ def _resolve_hub(repo: str, *, revision: str | None, offline: bool) -> Resolved:
         except Exception as fault:  # no route, no name, no answer: the cache may still do
             unreachable, offline = fault, True
     try:
-        directory = _snapshot(hub, repo, revision, local=offline)
+        directory = _snapshot(hub, repo, revision, local=offline, progress=progress)
     except errors.IncompleteSnapshotError as fault:
         raise CheckpointError(
             f"the cached snapshot of {shown} is incomplete: {_first_line(fault)}; fetch it once while online",
@@ -227,10 +228,10 @@ def _resolve_hub(repo: str, *, revision: str | None, offline: bool) -> Resolved:
 
 def _first_line(fault: BaseException) -> str:
     lines = str(fault).strip().splitlines()
-    return (lines[0] if lines else type(fault).__name__)[:200]
+    return (lines[0] if lines else type(fault).__name__)[:300]
 
 
-def _snapshot(hub: Any, repo: str, revision: str | None, *, local: bool) -> Path:
+def _snapshot(hub: Any, repo: str, revision: str | None, *, local: bool, progress: Progress) -> Path:
     return Path(
         hub.snapshot_download(
             repo,
@@ -238,8 +239,35 @@ def _snapshot(hub: Any, repo: str, revision: str | None, *, local: bool) -> Path
             allow_patterns=list(HUB_PATTERNS),
             local_files_only=local,
             etag_timeout=10,
+            tqdm_class=_reporting_bar(progress),
         )
     )
+
+
+def _reporting_bar(progress: Progress) -> type:
+    """A progress bar class for the hub's client that draws nothing and reports the bytes written."""
+    from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]  # noqa: PLC0415  (the hub client brings it)
+
+    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            # Of the client's three bars (files, bytes received, bytes written) the last says how far the disk is.
+            self.counts = kwargs.get("unit") == "B" and str(kwargs.get("desc", "")).startswith("Reconstructing")
+            super().__init__(*args, **{**kwargs, "disable": False, "file": _Nowhere()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.counts and self.total:
+                progress("download", int(min(self.n, self.total)), int(self.total), "bytes")
+            return shown
+
+    return Bar
+
+
+class _Nowhere(io.TextIOBase):
+    """A file that swallows what is written to it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def _check_snapshot(directory: Path, repo: str, shown: str) -> Resolved:

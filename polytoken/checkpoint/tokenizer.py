@@ -110,9 +110,15 @@ def _quietly_import() -> Any:
     return transformers
 
 
-def _sections(backend: Any) -> dict[str, Any]:
-    whole = json.loads(backend.to_str())
-    return {part: whole.get(part) for part in _PARTS}
+def _sections(backend: Any) -> list[bytes | None]:
+    """The named parts in the library's own serial form (the vocabulary, which is large, is not among them)."""
+    parts = [getattr(backend, name) for name in _PARTS]
+    return [None if part is None else part.__getstate__() for part in parts]
+
+
+def _brief(fault: Exception) -> str:
+    """An error of another library in one short line."""
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:160]}"
 
 
 def _token_text(value: Any) -> str | None:
@@ -139,7 +145,9 @@ def _load_fast(directory: Path, settings: Mapping[str, Any]) -> Any:
         try:
             reference = tokenizers.Tokenizer.from_file(str(path))
         except Exception as fault:  # the library raises bare Exception
-            raise CheckpointError(f"{path} cannot be read ({fault})", code="bad_tokenizer", field=TOKENIZER) from None
+            raise CheckpointError(
+                f"{path} cannot be read ({_brief(fault)})", code="bad_tokenizer", field=TOKENIZER
+            ) from None
     transformers = _quietly_import()
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -151,8 +159,7 @@ def _load_fast(directory: Path, settings: Mapping[str, Any]) -> Any:
         # An unknown tokenizer class, code of its own, a config the library does not know: tokenizer.json is enough.
         if reference is None:
             raise CheckpointError(
-                f"no tokenizer can be built from {directory} ({type(fault).__name__}: {str(fault)[:200]}); it needs a "
-                f"{TOKENIZER}",
+                f"no tokenizer can be built from {directory} ({_brief(fault)}); it needs a {TOKENIZER}",
                 code="bad_tokenizer",
                 field=TOKENIZER,
             ) from None
