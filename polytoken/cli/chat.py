@@ -1,0 +1,164 @@
+"""`polytoken chat`: a conversation, streamed. Lines on standard input are turns, so it can be scripted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polytoken.cli import options as flags
+from polytoken.cli.conversation import HELP, Conversation, Leave
+from polytoken.cli.output import describe_result, describe_runtime
+from polytoken.cli.progress import show_progress
+from polytoken.cli.terminal import Screen, open_screen
+from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError
+from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
+from polytoken.request import RequestDefaults, SamplingParams
+
+if TYPE_CHECKING:
+    from polytoken.engine import Engine
+
+
+def chat(
+    *,
+    model: flags.Model,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
+    max_new_tokens: flags.MaxNewTokens = None,
+    stop: flags.Stop = None,
+    think: flags.Think = "true",
+    verbose: flags.Verbose = False,
+    seed: flags.Seed = 42,
+    temperature: flags.Temperature = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    logit_bias: flags.LogitBias = None,
+    lane: flags.Lane = "auto",
+    dtype: flags.Dtype = "auto",
+    dequantise: flags.Dequantise = None,
+    products: flags.Products = "exact",
+    threads: flags.Threads = 1,
+    device: flags.Device = "auto",
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    store: flags.Store = None,
+    prefill_chunk_size: flags.PrefillChunkSize = 64,
+    prefix_cache_mib: flags.PrefixCacheMib = 512,
+) -> None:
+    """Talk with a model. /help lists the commands."""
+    # The history is sent again with every turn and reused in whole chunks: small ones leave less to compute again.
+    members = flags.sampling_members(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, logit_bias=logit_bias,
+    )  # fmt: skip
+
+    def defaults(recommended: SamplingParams) -> RequestDefaults:
+        return flags.request_defaults(
+            members, recommended=recommended, max_new_tokens=max_new_tokens, seed=seed,
+            think=flags.parse_switch(think), stop=stop, ignore_eos=False,
+        )  # fmt: skip
+
+    defaults(SamplingParams())  # what is wrong is told before the model is loaded
+    flags.check_revision(model, revision)
+
+    from polytoken.api import EngineOptions, open_engine  # noqa: PLC0415
+
+    engine_options = EngineOptions(
+        model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
+        revision=revision, offline=offline, store=store, batch_size=1, prefill_chunk_size=prefill_chunk_size,
+        prefix_cache_mib=prefix_cache_mib,
+    )  # fmt: skip
+    with show_progress(verbose=verbose) as progress:
+        engine = open_engine(engine_options, progress=progress)
+    with engine:
+        screen = open_screen(verbose=verbose)
+        screen.note(describe_runtime(engine.loaded))
+        failed = _talk(engine, Conversation(defaults(engine.sampling), system=system), screen)
+    raise typer.Exit(EXIT_FAILURE if failed else EXIT_OK)
+
+
+def _talk(engine: Engine, conversation: Conversation, screen: Screen) -> bool:
+    """Turn after turn until the user leaves; whether any turn failed."""
+    failed = False
+    while True:
+        try:
+            line = _read_turn(screen)
+        except KeyboardInterrupt:  # at the prompt: the line is dropped, as in a shell
+            screen.note("\n(Ctrl-D or /exit leaves)")
+            continue
+        if line is None:
+            return failed
+        if not line.strip():
+            continue
+        try:
+            if line.startswith("/"):
+                told = conversation.command(line)
+                screen.answer(told, reasoning=False) if told is HELP else screen.note(told)
+                if told is HELP:
+                    screen.end_answer()
+            else:
+                _answer(engine, conversation, line, screen)
+        except Leave:
+            return failed
+        except PolytokenError as error:
+            failed = True
+            hint = "; /reset forgets the conversation" if error.code == "too_long" else ""
+            screen.complain(f"{error}{hint}")
+
+
+def _read_turn(screen: Screen) -> str | None:
+    """One turn; lines that end with a backslash go on."""
+    lines: list[str] = []
+    while True:
+        line = screen.read_line(more=bool(lines))
+        if line is None:
+            return "\n".join(lines) if lines else None
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+
+
+def _answer(engine: Engine, conversation: Conversation, question: str, screen: Screen) -> None:
+    """Ask, show the answer as it comes, and keep the turn. Ctrl-C stops the answer and keeps what was said.
+
+    Raises:
+        PolytokenError: there is no answer; the turn is forgotten.
+    """
+    from polytoken.text.channels import ReasoningSplitter  # noqa: PLC0415
+
+    splitter = ReasoningSplitter(opened=False)
+    said: list[str] = []
+
+    def show(reasoning: str, content: str) -> None:
+        screen.answer(reasoning, reasoning=True)
+        screen.answer(content, reasoning=False)
+        said.append(content)
+
+    result: GenerationResult | None = None
+    events = engine.stream(conversation.ask(question), token_events=True)
+    try:
+        for event in events:
+            if isinstance(event, Token):
+                step = splitter.push(event.delta)
+                show(step.reasoning, step.content)
+            elif isinstance(event, GenerationResult):
+                result = event
+            elif isinstance(event, (GenerationFailed, RequestRejected)):
+                raise PolytokenError(event.error, code=event.code)
+    except KeyboardInterrupt:
+        events.close()  # type: ignore[attr-defined]  # a generator: this cancels the request
+    except PolytokenError:
+        screen.end_answer()
+        raise
+    step = splitter.finish()
+    show(step.reasoning, step.content)
+    screen.end_answer()
+    conversation.answered(question, "".join(said).strip())
+    if result is None:
+        screen.note("(stopped)")
+        return
+    conversation.totals.add(result)
+    screen.note(describe_result(result))

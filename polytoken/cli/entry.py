@@ -1,0 +1,149 @@
+"""Where every command begins and every error ends: one line on stderr and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+import typer
+
+from polytoken.cli.output import EXIT_PIPE, OutputClosed, say
+from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PolytokenError, UsageError
+
+# typer carries its own copy of click and names only some of its exceptions: this is the common class of usage errors.
+_ClickUsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words[: _verb_position(words)]
+    _prepare_streams(debug=debug)
+    status = _dispatch(words, debug=debug)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return EXIT_PIPE
+    return status
+
+
+def _dispatch(words: list[str], *, debug: bool) -> int:
+    from polytoken.cli.app import app  # noqa: PLC0415  (after the streams are prepared)
+
+    try:
+        status = app(words, prog_name="polytoken", standalone_mode=False)
+    except PolytokenError as error:
+        say("error", describe(error))
+        status = error.exit_status
+        _trace(debug)
+    except _ClickUsageError as error:
+        say("error", describe_usage(error))
+        status = EXIT_USAGE
+    except typer.Abort:  # end of input where an answer was expected
+        status = EXIT_FAILURE
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    except (OutputClosed, BrokenPipeError):
+        _discard(sys.stdout)
+        status = EXIT_PIPE
+    except SystemExit as left:  # typer's own answer to a closed pipe
+        _discard(sys.stdout)
+        status = EXIT_PIPE if left.code == EXIT_FAILURE else left.code
+    except Exception as error:
+        say("error", f"internal error: {type(error).__name__}: {error}")
+        if not debug:
+            say("note", "this is a defect; run `polytoken --debug ...` for the traceback")
+        _trace(debug)
+        status = EXIT_FAILURE
+    if status == EXIT_INTERRUPTED:
+        say("note", "interrupted")
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def describe(error: PolytokenError) -> str:
+    """The line for an expected error; a setting that the message does not name as a flag is named in front of it."""
+    text = one_line(str(error))
+    if isinstance(error, UsageError) and error.field and "--" not in text:
+        return f"--{error.field.removeprefix('--').replace('_', '-')}: {text}"
+    return text
+
+
+def describe_usage(error: Any) -> str:
+    """The line for a command line that could not be read: the flag, what is wrong, the nearest right one."""
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and option:
+        return f"no such option {option}{_nearest(option, error)}"
+    parameter = getattr(error, "param", None)
+    flag = _flag_of(parameter) if parameter is not None else None
+    if flag and type(error).__name__ == "MissingParameter":
+        return f"{flag} is required; see `{error.ctx.command_path} --help`"
+    text = one_line(str(error.message or error.format_message()))
+    if not flag and text.startswith("Option '"):  # an option without its value
+        text = text[0].lower() + text[1:]
+    return f"{flag}: {text}" if flag else text
+
+
+def one_line(text: str) -> str:
+    """White space, line breaks among it, as single blanks."""
+    return " ".join(text.split())
+
+
+def _nearest(option: str, error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    known = [
+        name for item in (context.command.params if context else ()) for name in (*item.opts, *item.secondary_opts)
+    ]
+    close = difflib.get_close_matches(option, [name for name in known if name.startswith("-")], n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; see `{context.command_path} --help`" if context else ""
+
+
+def _flag_of(parameter: Any) -> str:
+    """How the user writes a parameter: its first flag, or the name of an argument."""
+    flags = [name for name in parameter.opts if name.startswith("--")]
+    return flags[0] if flags else str(parameter.name).upper()
+
+
+def _verb_position(words: Sequence[str]) -> int:
+    """Index of the first word that is no option: what stands before it belongs to the program, not to a verb."""
+    return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+
+
+def _prepare_streams(*, debug: bool) -> None:
+    """Output that cannot be refused by the locale, warnings as one line, the engine's log only when it is wanted."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    log = logging.getLogger("polytoken")
+    log.handlers = [logging.StreamHandler()] if debug else [logging.NullHandler()]
+    log.propagate = False
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+
+
+def _show_warning(message: Warning | str, *_where: object) -> None:
+    say("warning", one_line(str(message)))
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+def _discard(stream: TextIO) -> None:
+    """Send the rest of a stream nowhere, so that the interpreter's last flush finds an open end."""
+    try:
+        target = stream.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, target)
+    os.close(null)

@@ -1,0 +1,103 @@
+"""Progress of a download, a conversion or a load, drawn on stderr when someone looks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from polytoken.checkpoint.progress import Progress
+
+_TITLES: Final = {
+    "download": "Downloading",
+    "verify": "Checking",
+    "unpack": "Unpacking",
+    "convert": "Converting",
+    "hash": "Hashing",
+    "load": "Loading",
+}
+
+
+@contextmanager
+def show_progress(*, verbose: bool = False) -> Iterator[Progress]:
+    """A callback for work that reports itself: bars on a terminal, lines with `verbose`, or nothing."""
+    if sys.stderr.isatty():
+        with _bars() as progress:
+            yield progress
+    else:
+        yield _Lines() if verbose else _ignore
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner on a terminal for work that cannot say how far it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bars  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    columns: dict[str, tuple[ProgressColumn, ...]] = {
+        "bytes": (DownloadColumn(), TransferSpeedColumn()),
+        "tensors": (MofNCompleteColumn(),),
+    }
+    bars: dict[str, Bars] = {}
+    tasks: dict[str, TaskID] = {}
+    shown: Bars | None = None
+
+    def report(stage: str, done: int, total: int, unit: str) -> None:
+        nonlocal shown
+        if stage not in tasks:  # one bar at a time: stages follow one another
+            if shown is not None:
+                shown.stop()
+            shown = bars[stage] = Bars(
+                TextColumn("{task.description}"), BarColumn(), *columns.get(unit, columns["tensors"]),
+                TimeElapsedColumn(), console=console, transient=True,
+            )  # fmt: skip
+            shown.start()
+            tasks[stage] = shown.add_task(_TITLES.get(stage, stage), total=total or None)
+        bars[stage].update(tasks[stage], completed=done, total=total or None)
+
+    try:
+        yield report
+    finally:
+        if shown is not None:
+            shown.stop()
+
+
+class _Lines:
+    """One line for every finished stage."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
+        if total and done >= total and stage not in self._told:
+            self._told.add(stage)
+            amount = f"{total / (1 << 20):.0f} MiB" if unit == "bytes" else f"{total} {unit}"
+            print(f"polytoken: {_TITLES.get(stage, stage).lower()}: {amount}", file=sys.stderr, flush=True)
+
+
+def _ignore(stage: str, done: int, total: int, unit: str) -> None:
+    """Nobody looks."""
