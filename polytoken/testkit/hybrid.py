@@ -7,6 +7,7 @@ same network.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from polytoken.testkit.weights import Kind, TensorSpec
@@ -189,7 +190,8 @@ def hybrid_table(config: Config) -> Tensors:
     hidden, vocab = text["hidden_size"], text["vocab_size"]
     tied = config["tie_word_embeddings"]
 
-    table: Tensors = {f"{prefix}embed_tokens.weight": TensorSpec((vocab, hidden), "embedding")}
+    embedding: Kind = "embedding" if tied else "embedding_unit"
+    table: Tensors = {f"{prefix}embed_tokens.weight": TensorSpec((vocab, hidden), embedding)}
     for layer in range(text["num_hidden_layers"]):
         full = (layer + 1) % text["full_attention_interval"] == 0
         table |= _layer(f"{prefix}layers.{layer}.", text, full=full, dense=_is_dense(text, layer))
@@ -197,9 +199,21 @@ def hybrid_table(config: Config) -> Tensors:
     if not tied:
         table["lm_head.weight"] = TensorSpec((vocab, hidden))
     table |= _head(text)
+    if tied:
+        table = {name: _beside_small_embeddings(name, spec) for name, spec in table.items()}
     if "vision_config" in config:
         table |= _vision(config["vision_config"])
     return table
+
+
+def _beside_small_embeddings(name: str, spec: TensorSpec) -> TensorSpec:
+    """Residual branches in proportion to a tied table, whose rows are short.
+
+    These networks magnify rounding when the branches outweigh the embeddings: two exact implementations would then
+    differ by more than a mistake does.
+    """
+    residual = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj"))
+    return replace(spec, kind="matrix_small") if residual else spec
 
 
 def _is_dense(text: Config, layer: int) -> bool:

@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 Kind = Literal[
     "matrix",  # bell / sqrt(fan_in), fan_in being the last dimension
+    "matrix_small",  # an eighth of that
     "embedding",  # bell / sqrt(columns): a tied head then gives logits up to about 5, not always the input again
     "embedding_unit",  # bell, for untied tables
     "norm",  # 1 + 0.2 bell: a norm that multiplies by its weight
@@ -82,6 +83,7 @@ def _uniform(words: npt.NDArray[np.uint64], low: float, high: float) -> npt.NDAr
 
 _DRAW = {
     "matrix": lambda words, spec: _bell(words) * (1.0 / math.sqrt(spec.shape[-1])),
+    "matrix_small": lambda words, spec: _bell(words) * (0.125 / math.sqrt(spec.shape[-1])),
     "embedding": lambda words, spec: _bell(words) * (1.0 / math.sqrt(spec.shape[-1])),
     "embedding_unit": lambda words, spec: _bell(words),
     "norm": lambda words, spec: 1.0 + 0.2 * _bell(words),

@@ -7,7 +7,7 @@ Not part of the test run: the arrays are kept in the repository and change only 
 The checkpoints themselves are not kept, `polytoken.testkit` writes them again from their seeds.
 
 Arrays of a causal case, for each prompt P of "long" (40 ids) and "short" (9 ids): `P_ids` [1, S] and `P_logits` [S, V].
-Every file also holds `versions`, a JSON text.
+reference_hybrid.py says what the hybrid families have besides. Every file also holds `versions`, a JSON text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from reference_cases import CAUSAL_CASES, FIXTURES, Case
+from reference_cases import CAUSAL_CASES, FIXTURES, HYBRID_CASES, TUNINGS, Case
+from reference_hybrid import CLASSES as HYBRID_CLASSES
+from reference_hybrid import Head, count_arrays, head_arrays
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from polytoken.testkit.tiny import TinyCheckpoint
@@ -31,6 +33,7 @@ Arrays = dict[str, np.ndarray]
 LENGTHS = {"long": 40, "short": 9}
 # One by one against all at once, within one implementation: more than rounding means a broken case.
 INCREMENTAL_TOLERANCE = 2e-5
+COUNTED_PROMPT = 20
 
 
 def load(checkpoint: TinyCheckpoint, model_class: Any = AutoModelForCausalLM) -> Any:
@@ -76,12 +79,44 @@ def one_by_one(model: Any, ids: torch.Tensor, *, start: int) -> torch.Tensor:
     return torch.cat(rows, 1)
 
 
-def causal_arrays(case: Case, checkpoint: TinyCheckpoint) -> Arrays:
+def causal_arrays(case: Case) -> Arrays:
+    """Ids and logits of the two prompts."""
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = case.write(Path(directory))
+        model = load_sliding_llama(checkpoint) if case.shape == "sliding" else load(checkpoint)
+    return prompt_arrays(case, checkpoint, model)
+
+
+def hybrid_arrays(case: Case) -> Arrays:
+    """Trunk and head on the two prompts, then the counts of the tuned checkpoints."""
+    model_class = HYBRID_CLASSES[case.family]
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = case.write(Path(directory))
+        trunk = load(checkpoint, model_class)
+        head = Head(trunk)
+    arrays = prompt_arrays(case, checkpoint, trunk)
+    for prompt in LENGTHS:
+        ids = torch.tensor(arrays[f"{prompt}_ids"]).long()
+        logits = torch.tensor(arrays[f"{prompt}_logits"])[None]
+        for name, array in head_arrays(trunk, head, ids, logits).items():
+            arrays[f"{prompt}_{name}"] = array
+    for tuning in TUNINGS:
+        with tempfile.TemporaryDirectory() as directory:
+            trunk = load(case.write_tuned(Path(directory), tuning), model_class)
+            head = Head(trunk)
+        ids = random_ids(case, COUNTED_PROMPT, vocab_size=checkpoint.text_config["vocab_size"])
+        counted = count_arrays(trunk, head, ids)
+        arrays.update({f"{tuning}_{name}": array for name, array in counted.items()})
+        shares = [f"{a}/{d}" for d, a in (counted[f"depth_{depth}"].sum(0) for depth in (1, 2, 3))]
+        print(f"{case.name} {tuning}: accepted/drafted at depth 1 to 3 {shares}")
+    return arrays
+
+
+def prompt_arrays(case: Case, checkpoint: TinyCheckpoint, model: Any) -> Arrays:
     """Ids and full-sequence logits of the two prompts, after checking them against the one-by-one run."""
-    model = load_sliding_llama(checkpoint) if case.shape == "sliding" else load(checkpoint)
     arrays: Arrays = {}
     for prompt, length in LENGTHS.items():
-        ids = random_ids(case, length, vocab_size=checkpoint.config["vocab_size"])
+        ids = random_ids(case, length, vocab_size=checkpoint.text_config["vocab_size"])
         logits = model(input_ids=ids, use_cache=False).logits
         difference = (one_by_one(model, ids, start=5) - logits).abs().max().item()
         print(f"{case.name} {prompt}: largest {logits.abs().max().item():.2f}, one by one differs {difference:.1e}")
@@ -99,18 +134,17 @@ def versions() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the reference arrays of the tests.")
-    families = sorted({case.family for case in CAUSAL_CASES})
+    makers = dict.fromkeys(CAUSAL_CASES, causal_arrays) | dict.fromkeys(HYBRID_CASES, hybrid_arrays)
+    families = list(dict.fromkeys(case.family for case in makers))
     parser.add_argument("families", nargs="*", choices=[*families, []], help="default: all")
     chosen = parser.parse_args().families or families
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     for family in chosen:
         arrays: Arrays = {"versions": np.array(versions())}
-        for case in (case for case in CAUSAL_CASES if case.family == family):
-            with tempfile.TemporaryDirectory() as directory:
-                checkpoint = case.write(Path(directory))
-                made = causal_arrays(case, checkpoint)
-            arrays.update({f"{case.shape}/{name}": array for name, array in made.items()})
+        for case, make in makers.items():
+            if case.family == family:
+                arrays.update({f"{case.shape}/{name}": array for name, array in make(case).items()})
         path = FIXTURES / f"{family}.npz"
         np.savez_compressed(path, **arrays)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} KB")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polytoken.testkit.acceptance import HISTORY_MATTERS, NEARLY_FREE
 from polytoken.testkit.tiny import Family, TinyCheckpoint, write_checkpoint
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
@@ -30,6 +31,17 @@ class Case:
     def write(self, directory: Path) -> TinyCheckpoint:
         return write_checkpoint(directory, self.family, shape=self.shape, seed=self.seed)
 
+    def write_tuned(self, directory: Path, tuning: str) -> TinyCheckpoint:
+        """The case's checkpoint with a draft head that is often right, as TUNINGS says."""
+        return write_checkpoint(
+            directory,
+            self.family,
+            shape=self.shape,
+            seed=self.seed,
+            acceptance=TUNINGS[tuning],
+            config={"tie_word_embeddings": False},
+        )
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The case's reference arrays by their short names."""
         with np.load(FIXTURES / f"{self.family}.npz") as file:
@@ -48,6 +60,17 @@ CAUSAL_CASES = (
     Case("gemma3_text", "a", 0),
     Case("gemma3_text", "b", 7),
 )
+
+HYBRID_CASES = (
+    Case("qwen3_5", "a", 0),
+    Case("qwen3_5", "b", 7),
+    Case("qwen3_5_moe", "a", 0),
+    Case("qwen3_5_moe", "b", 11),
+    Case("qwen3_next", "a", 0),
+    Case("qwen3_next", "b", 7),
+)
+# Checkpoints with exact counts of accepted drafts, by the name that stands before their arrays.
+TUNINGS = {"free": NEARLY_FREE, "history": HISTORY_MATTERS}
 
 # "long" is several sliding windows, "short" about one.
 PROMPTS = ("long", "short")
