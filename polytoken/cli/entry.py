@@ -44,7 +44,9 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
         status = error.exit_status
         _trace(debug)
     except _ClickUsageError as error:
-        say("error", describe_usage(error))
+        text = describe_usage(error)
+        if text:  # nothing is wrong with an empty command line but that it is empty: it has got the help
+            say("error", text)
         status = EXIT_USAGE
     except typer.Abort:  # end of input where an answer was expected
         status = EXIT_FAILURE
