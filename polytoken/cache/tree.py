@@ -12,8 +12,7 @@ and evicting from the old end never breaks a chain.
 from __future__ import annotations
 
 import hashlib
-import sys
-from array import array
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -30,18 +29,12 @@ WHOLE = b"$"
 
 def encode_ids(ids: Sequence[int]) -> bytes:
     """The ids as 8 little-endian signed bytes each: compared as a whole, and what token hashes are taken over."""
-    numbers = array("q", ids)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+    return struct.pack(f"<{len(ids)}q", *ids)
 
 
 def decode_ids(key: bytes) -> tuple[int, ...]:
     """The inverse of `encode_ids`."""
-    numbers = array("q", key)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return tuple(numbers)
+    return struct.unpack(f"<{len(key) // ID_BYTES}q", key)
 
 
 class Node:
@@ -137,10 +130,11 @@ class Node:
 
     def common_ids(self, rest: bytes) -> int:
         """How many ids of `rest` agree with the best of the children, from the first on."""
-        best = 0
-        for key in self.children:
-            while best + ID_BYTES <= min(len(key), len(rest)) and key.startswith(rest[: best + ID_BYTES]):
-                best += ID_BYTES
+        best, probe = 0, rest[:ID_BYTES]
+        for key in self.children:  # there may be thousands: one comparison for each that is no better than the best
+            while len(probe) > best and key.startswith(probe):
+                best = len(probe)
+                probe = rest[: best + ID_BYTES]
         return best // ID_BYTES
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -14,13 +15,19 @@ from polytoken.cache.state import DecodingState
 Ids = Sequence[int]
 
 
+@lru_cache(maxsize=1 << 16)
+def make_row(seed: int, heads: int, width: int) -> np.ndarray:
+    """[heads, width] normal values."""
+    return np.random.default_rng(seed).standard_normal((heads, width), dtype=np.float32)
+
+
 def make_rows(ids: Ids, start: int, stop: int, *, salt: int = 0, heads: int = 2, width: int = 3) -> mx.array:
     """Rows [1, heads, stop - start, width] of the positions [start, stop)."""
     crc, rows = salt, []
     for position, token in enumerate(ids[:stop]):
         crc = zlib.crc32(token.to_bytes(8, "little", signed=True), crc)
         if position >= start:
-            rows.append(np.random.default_rng(crc).standard_normal((heads, width), dtype=np.float32))
+            rows.append(make_row(crc, heads, width))
     return mx.array(np.stack(rows, axis=1)[None])
 
 

@@ -246,7 +246,7 @@ def test_e06_turns_of_a_chat_hit_and_stay_bounded() -> None:
 
 def test_e18_forks_share_storage() -> None:
     bank = make_bank()
-    session = [i % 40 for i in range(400)]
+    session = [i % 40 for i in range(160)]
     serve(bank, session)
     alone = bank.nbytes
     for fork in range(20):

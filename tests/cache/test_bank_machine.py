@@ -202,4 +202,4 @@ class BankMachine(RuleBasedStateMachine):
 
 
 TestBankMachine = BankMachine.TestCase
-TestBankMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestBankMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

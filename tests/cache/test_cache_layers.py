@@ -29,7 +29,7 @@ chunks = st.lists(st.one_of(st.just(1), st.integers(1, 12)), min_size=1, max_siz
 
 
 @given(chunks=chunks, trims=st.lists(st.integers(0, 8), max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_full_layer_shows_every_row_and_trims_exactly(chunks: list[int], trims: list[int]) -> None:
     layer, ids = KVLayer(), list(IDS)
     for turn, size in enumerate(chunks):
@@ -44,7 +44,7 @@ def test_a_full_layer_shows_every_row_and_trims_exactly(chunks: list[int], trims
 
 
 @given(window=st.integers(1, 20), chunks=chunks, trims=st.lists(st.integers(0, 14), max_size=25), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_sliding_layer_keeps_the_tail_whatever_the_chunks(window, chunks, trims, data) -> None:
     """Invariant 3: the kept state is the last W - 1 rows, however the tokens came."""
     layer, ids = SlidingKVLayer(window), list(IDS)
