@@ -82,15 +82,15 @@ $(STAMPS)/venv:
 
 $(STAMPS)/runtime-$(BACKEND): requirements/runtime.lock requirements/build.lock requirements/backend-$(BACKEND).lock \
 		| $(STAMPS)/venv
-	$(PIP) install --quiet -r requirements/runtime.lock -r requirements/build.lock -r requirements/backend-$(BACKEND).lock
+	$(PIP) install -qq -r requirements/runtime.lock -r requirements/build.lock -r requirements/backend-$(BACKEND).lock
 	@touch $@
 
 $(STAMPS)/dev: requirements/dev.lock $(STAMPS)/runtime-$(BACKEND)
-	$(PIP) install --quiet -r requirements/runtime.lock -r requirements/dev.lock
+	$(PIP) install -qq -r requirements/runtime.lock -r requirements/dev.lock
 	@touch $@
 
 $(STAMPS)/project: pyproject.toml $(SOURCES) $(STAMPS)/runtime-$(BACKEND)
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import polytoken.kernels._products' 2>/dev/null || echo "make: note: the compiled products were \
 	not built (they need a C compiler and Python's headers); all works, but slowly: see docs/troubleshooting.md" >&2
 	@touch $@
