@@ -1,6 +1,6 @@
 """From a request to its events: scheduler, owner thread, JSON lines. Knows lanes by their contract only."""
 
-from polytoken.engine.engine import Engine, EngineError, Handle, LoadedLane
+from polytoken.engine.engine import Engine, EngineError, Handle, LoadedLane, error_of
 from polytoken.engine.job import Label, Sink, TextPort, TextStep
 from polytoken.engine.jsonl import read_requests
 from polytoken.engine.limits import SchedulerLimits
@@ -17,5 +17,6 @@ __all__ = [
     "Sink",
     "TextPort",
     "TextStep",
+    "error_of",
     "read_requests",
 ]

@@ -200,7 +200,7 @@ class Engine:
             self._drain = drain
             intake, thread = self._intake, self._thread
         if intake is not None and not drain:
-            intake.stop(abandon=True)
+            intake.stop()
         self._inbox.shut(EngineError("the engine is closed"))
         if thread is None or thread is threading.current_thread():
             return
@@ -232,7 +232,7 @@ class Engine:
         self._check_started()
         handle = Handle(request.request_id, sink, self)
         blocking = wait and threading.current_thread() is not self._thread  # the owner would wait for itself
-        if not self._inbox.put(_Submission(request, handle, token_events), wait=lambda: blocking):
+        if not self._inbox.put(_Submission(request, handle, token_events), wait=blocking):
             raise EngineError(f"{self._inbox.capacity} requests are waiting already", code="queue_full")
         return handle
 
@@ -258,7 +258,7 @@ class Engine:
             if isinstance(event, GenerationResult):
                 return event
             if isinstance(event, (GenerationFailed, RequestRejected)):
-                raise _error_of(event)
+                raise error_of(event)
         raise AssertionError("a stream ends with its last event")
 
     def cancel(self, request_id: str) -> bool:
@@ -290,9 +290,7 @@ class Engine:
 
         def submit(item: Request | RequestRejected, intake: Intake) -> None:
             handle = Handle(item.request_id or "", outbox.put, self)
-            submission = _Submission(item, handle, token_events, intake)
-            if not self._inbox.put(submission, wait=lambda: not intake.abandoned):
-                raise CancelledError("the run was interrupted", code="interrupted")
+            self._inbox.put(_Submission(item, handle, token_events, intake), wait=True)
 
         intake = Intake(source, submit, outbox=outbox)
         with self._lock:
@@ -321,15 +319,14 @@ class Engine:
                 yield event
                 if is_failure(event) and not continue_on_error and not stopped:
                     stopped = True
-                    self._stop_run(PolytokenError("an earlier request failed", code="stopped_on_error"))
+                    self._end_reading(_stop_on_error)
             complete = True
             summary = self._ask(_end_run)
         finally:
             with self._lock:
                 self._intake = None
             if not complete:
-                intake.stop(abandon=True)
-                self._inbox.wake()
+                intake.stop()
                 self._order_quietly(self._clear)
         yield summary
         if key is not None:
@@ -340,20 +337,17 @@ class Engine:
 
         A signal handler may call it.
         """
-        with self._lock:
-            intake = self._intake
-        if intake is None:
+        if self._intake is None:
             self._order_quietly(self._clear)
         else:
-            self._stop_run(None)
+            self._end_reading(Scheduler.interrupt)
 
-    def _stop_run(self, reason: PolytokenError | None) -> None:
-        with self._lock:
-            intake = self._intake
+    def _end_reading(self, act: Callable[[Scheduler], None]) -> None:
+        """Read nothing more for this run, and do this to what was read."""
+        intake = self._intake
         if intake is not None:
-            intake.stop(abandon=reason is None)
-        self._inbox.wake()
-        self._order_quietly(lambda scheduler: scheduler.interrupt() if reason is None else scheduler.abandon(reason))
+            intake.stop()
+        self._order_quietly(act)
 
     def _clear(self, scheduler: Scheduler) -> None:
         """Fail what is open and queued, then accept again."""
@@ -518,6 +512,10 @@ def _end_run(scheduler: Scheduler) -> InferenceSummary:
     return summary
 
 
+def _stop_on_error(scheduler: Scheduler) -> None:
+    scheduler.abandon(PolytokenError("an earlier request failed", code="stopped_on_error"))
+
+
 def _is_last(event: Event) -> bool:
     return isinstance(event, (GenerationResult, GenerationFailed, RequestRejected))
 
@@ -530,7 +528,7 @@ def _drop(event: Event) -> None:
     """Nobody listens."""
 
 
-def _error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
+def error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
     """The exception whose last words the event holds, in the class that its code belongs to."""
     if isinstance(event, RequestRejected):
         return RequestError(event.error, code=event.code, field=event.field_name)
@@ -541,3 +539,6 @@ def _error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
     if event.code.startswith("engine_"):
         return EngineError(event.error, code=event.code)
     return PolytokenError(event.error, code=event.code)
+
+
+_error_of = error_of  # the name that polytoken/api.py imports

@@ -26,9 +26,6 @@ class Intake:
     Args:
         submit: hands one item to the engine, blocking while it has no room.
         outbox: where the run's events and the final `Counted` go.
-
-    Attributes:
-        abandoned: True after an interrupt; what was read but not started is not wanted any more.
     """
 
     def __init__(
@@ -39,7 +36,6 @@ class Intake:
         outbox: Outbox[Event | Counted],
     ) -> None:
         self.outbox = outbox
-        self.abandoned = False
         self._source, self._submit = source, submit
         self._lock = threading.RLock()
         self._items = 0
@@ -48,10 +44,9 @@ class Intake:
     def start(self) -> None:
         threading.Thread(target=self._read, name="polytoken-reader", daemon=True).start()
 
-    def stop(self, *, abandon: bool) -> None:
+    def stop(self) -> None:
         """Read no further, and say how much was read. A thread that is stuck in the source is left behind."""
         with self._lock:
-            self.abandoned = self.abandoned or abandon
             if not self._closed:
                 self._closed = True
                 self.outbox.put(Counted(self._items))
@@ -77,7 +72,7 @@ class Intake:
                 code = error.code if isinstance(error, PolytokenError) else "unreadable_input"
                 self.outbox.put(RequestRejected(code=code, error=f"reading requests failed: {error}"))
         finally:
-            self.stop(abandon=False)
+            self.stop()
 
 
 def _turned_away(item: Request | RequestRejected, error: PolytokenError) -> Event:

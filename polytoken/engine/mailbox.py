@@ -33,18 +33,17 @@ class Inbox(Generic[OrderT, ItemT]):
             self._orders.append(order)
             self._changed.notify_all()
 
-    def put(self, item: ItemT, *, wait: Callable[[], bool]) -> bool:
-        """Leave an item; while the box is full, block as long as `wait()` is true, else return False."""
+    def put(self, item: ItemT, *, wait: bool) -> bool:
+        """Leave an item. While the box is full, block with `wait`, else return False with nothing done."""
         with self._changed:
-            while True:
-                self._check()
-                if len(self._items) < self.capacity:
-                    self._items.append(item)
-                    self._changed.notify_all()
-                    return True
-                if not wait():
-                    return False
+            while wait and len(self._items) >= self.capacity and self._shut is None:
                 self._changed.wait()
+            self._check()
+            if len(self._items) >= self.capacity:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
 
     def take_orders(self, *, wait: bool) -> list[OrderT]:
         """Everything ordered so far; with `wait`, block until there is an order, an item or the end."""
@@ -76,11 +75,6 @@ class Inbox(Generic[OrderT, ItemT]):
         """A copy of what waits."""
         with self._changed:
             return list(self._items)
-
-    def wake(self) -> None:
-        """Let blocked `put` calls look at their `wait()` again."""
-        with self._changed:
-            self._changed.notify_all()
 
     def shut(self, error: PolytokenError) -> None:
         """Accept nothing more; what is inside stays for the owner. Only the first call counts."""

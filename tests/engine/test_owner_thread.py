@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +23,8 @@ from engine_fakes import (
     too_long,
 )
 
-from polytoken.engine import Engine, EngineError, SchedulerLimits
+from polytoken.engine import Engine, EngineError, Handle, SchedulerLimits
+from polytoken.engine.engine import _Submission
 from polytoken.errors import (
     CancelledError,
     CheckpointError,
@@ -492,6 +495,35 @@ def test_ctrl_c_while_waiting_is_an_interrupt_and_goes_on_to_the_caller(monkeypa
             for event in engine.run([make_request(name, tokens=100_000) for name in "abcdef"]):
                 seen.append(event)
         assert sum(map(is_last, seen)) == 6 and isinstance(seen[-1], InferenceSummary) and seen[-1].interrupted
+
+
+def test_a_signal_handler_may_interrupt_a_run() -> None:
+    lane = FakeLane()
+    with running(lane) as engine:
+        lane.before_step = lambda ids: os.kill(os.getpid(), signal.SIGINT) if len(lane.cohorts) == 5 else None
+        before = signal.signal(signal.SIGINT, lambda *_: engine.interrupt())
+        try:
+            seen = finish(engine.run([make_request(name, tokens=100_000) for name in "abcdef"]))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert {event.to_dict()["code"] for event in seen if is_last(event)} == {"interrupted"}
+        assert isinstance(seen[-1], InferenceSummary) and seen[-1].failed_requests == 6
+
+
+def test_what_was_read_for_a_run_that_was_left_is_dropped() -> None:
+    """A reader may post its last item just after the run was left; no later run may see it."""
+    lane = FakeLane()
+    with running(lane) as engine:
+        run = engine.run([make_request("a")])
+        next(run)
+        intake = engine._intake
+        run.close()  # type: ignore[attr-defined]
+        for item in (make_request("ghost"), RequestRejected(line=1, code="bad_json", error="ghost")):
+            handle = Handle("ghost", print, engine)
+            engine._inbox.put(_Submission(item, handle, None, intake), wait=True)
+        summary = finish(engine.run([make_request("b")]))[-1]
+        assert isinstance(summary, InferenceSummary) and summary.rejected_requests == 0
+        assert [row.request.request_id for row in lane.rows] == ["a", "b"]
 
 
 def test_leaving_a_run_early_ends_its_requests() -> None:
