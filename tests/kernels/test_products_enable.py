@@ -75,7 +75,9 @@ def test_a_named_library_stands_behind_mlx(tmp_path: Path, prefix: str) -> None:
     )
     source = tmp_path / "seven.c"
     source.write_text(
-        f"void {prefix}cblas_sgemm{head}{tail}\nvoid {prefix}cblas_dgemm(void) {{}}\nvoid {prefix}cblas_cgemm(void) {{}}\n"
+        f"void {prefix}cblas_sgemm{head}{tail}\n"
+        f"void {prefix}cblas_dgemm(void) {{}}\n"
+        f"void {prefix}cblas_cgemm(void) {{}}\n"
     )
     library = tmp_path / "libseven.so"
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
