@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from polytoken.errors import CheckpointError
-from polytoken.models import gemma3, llama, qwen2, qwen3
+from polytoken.models import diffusion_gemma, gemma3, llama, modilify_mk2, qwen2, qwen3
 from polytoken.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    gemma3.FAMILY,
+    diffusion_gemma.FAMILY,
+    modilify_mk2.FAMILY,
+)
 
 
 def family_for(config: dict[str, Any]) -> Family:
