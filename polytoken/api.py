@@ -18,8 +18,7 @@ from typing import Any
 from polytoken import __version__
 from polytoken.backend import DEVICES, enable_products, require_mlx, select_device
 from polytoken.checkpoint.progress import Progress, silent
-from polytoken.engine import Engine, Label, LoadedLane, SchedulerLimits
-from polytoken.engine.engine import _error_of as error_of
+from polytoken.engine import Engine, Label, LoadedLane, SchedulerLimits, error_of
 from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, RuntimeLoaded, Token
 from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed

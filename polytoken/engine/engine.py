@@ -539,6 +539,3 @@ def error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
     if event.code.startswith("engine_"):
         return EngineError(event.error, code=event.code)
     return PolytokenError(event.error, code=event.code)
-
-
-_error_of = error_of  # the name that polytoken/api.py imports

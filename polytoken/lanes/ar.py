@@ -2,7 +2,7 @@
 
 Rows are interleaved, never stacked: each row's forward is a graph of its own, submitted to the device before the next
 row's is built, so a row's numbers cannot depend on its neighbours. A greedy row looks one token ahead: the forward of
-the next token is submitted before the host has read the current one, which hides the host's work behind the device.
+the next token is submitted before the host has read the current one, which hides the host's work behind the device's.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ from polytoken.sampling.sampler import TokenSampler, device_greedy
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """A greedy choice that the host has not read yet.
+    """A greedy choice on the device that the host has not read yet.
 
     Attributes:
-        token: int32 [1].
-        ok: bool [1], False when the row of logits cannot be trusted.
+        token: int32 [1], or -1 when the row of logits cannot be trusted.
         logits: the row [1, V] itself, to say what is wrong with it.
     """
 
     token: mx.array
-    ok: mx.array
     logits: mx.array
 
 
@@ -46,8 +44,9 @@ class ArRow:
     """One request of the AR lane.
 
     Attributes:
-        logits: the row [1, V] that the next token is chosen from, or None while that forward is not submitted.
+        logits: the row [1, V] that the host will choose from; None for a row that chooses on the device.
         ahead: a greedy row's next choice in flight.
+        behind: the choice that follows it, submitted before `ahead` is read.
         fault: what went wrong while looking ahead, until the step reports it.
     """
 
@@ -58,6 +57,7 @@ class ArRow:
     generated: int = 0
     logits: mx.array | None = None
     ahead: InFlight | None = None
+    behind: InFlight | None = None
     fault: Exception | None = field(default=None, repr=False)
 
     @property
@@ -133,15 +133,13 @@ class ArLane(Lane[ArRow]):
     def prefill_step(self, row: ArRow) -> bool:
         if not row.prefill.step():
             return False
-        row.logits = row.prefill.logits
-        assert row.logits is not None
-        if not row.sampler.needs_host:
-            row.ahead = _choose_greedy(row.logits)
+        assert row.prefill.logits is not None
+        self._take(row, row.prefill.logits)
         return True
 
     def step(self, rows: Sequence[ArRow]) -> list[Commit | Exception]:
         for row in rows:
-            if row.ahead is not None:
+            if row.ahead is not None and row.generated + 1 < row.request.max_new_tokens:
                 try:
                     self._look_ahead(row)
                 except Exception as fault:
@@ -149,7 +147,7 @@ class ArLane(Lane[ArRow]):
         return [self._outcome(row) for row in rows]
 
     def close(self, row: ArRow, *, keep: bool) -> None:
-        row.logits = row.ahead = None
+        row.logits = row.ahead = row.behind = None
         row.prefill.release()
 
     def settle(self) -> None:
@@ -175,26 +173,21 @@ class ArLane(Lane[ArRow]):
     def _look_ahead(self, row: ArRow) -> None:
         """Submit the forward of the token in flight, whose value the host does not know yet."""
         assert row.ahead is not None
-        row.logits = None
-        if row.generated + 1 < row.request.max_new_tokens:
-            row.logits = self._forward(row, row.ahead.token.reshape(1, 1))
-            mx.async_eval(row.logits)
+        row.behind = _choose_greedy(self._forward(row, row.ahead.token[None]))
 
     def _commit(self, row: ArRow) -> Commit:
-        """Read this step's token, and see to it that the next step finds its logits on the way."""
+        """Read this step's token, and see to it that the next step finds its choice on the way."""
         token_id, logprob = self._read(row)
         row.generated += 1
         row.sampler.observe(token_id)
         reason = self._stop_reason(row, token_id)
         if reason is not None:
-            self.discarded_lookaheads += row.ahead is not None and row.logits is not None
-            row.logits = row.ahead = None
+            self.discarded_lookaheads += row.behind is not None
+            row.logits = row.ahead = row.behind = None
         elif row.ahead is not None:
-            assert row.logits is not None
-            row.ahead = _choose_greedy(row.logits)
+            row.ahead, row.behind = row.behind, None
         else:
-            row.logits = self._forward(row, mx.array([[token_id]], dtype=mx.int32))
-            mx.async_eval(row.logits)
+            self._take(row, self._forward(row, mx.array([[token_id]], dtype=mx.int32)))
         return Commit(
             token_ids=(token_id,),
             stop_reason=reason,
@@ -203,13 +196,22 @@ class ArLane(Lane[ArRow]):
             forwards=1,
         )
 
+    def _take(self, row: ArRow, logits: mx.array) -> None:
+        """Go on from a row of logits [1, V]: choose on the device where that says all, else leave it to the host."""
+        if row.sampler.needs_host:
+            row.logits = logits
+            mx.async_eval(logits)
+        else:
+            row.ahead = _choose_greedy(logits)
+
     def _read(self, row: ArRow) -> tuple[int, TokenLogprob | None]:
         """The chosen id of this step: the only place where the host waits for the device."""
         if row.ahead is not None:
-            if not row.ahead.ok.item():
+            token_id = int(np.array(row.ahead.token)[0])
+            if token_id < 0:
                 finite_peak(np.array(row.ahead.logits[0]))  # raises with a census of the row
                 raise NonFiniteError(f"no logit can be trusted at output position {row.generated}")
-            return int(np.array(row.ahead.token)[0]), None
+            return token_id, None
         assert row.logits is not None
         choice = row.sampler.choose(np.array(row.logits[0], copy=False), position=row.generated)
         return choice.token_id, choice.logprob
@@ -239,9 +241,10 @@ class ArLane(Lane[ArRow]):
 
 def _choose_greedy(logits: mx.array) -> InFlight:
     """Submit the greedy choice from a row of logits [1, V]."""
-    token, ok = device_greedy(logits)
-    mx.async_eval(token, ok)
-    return InFlight(token, ok, logits)
+    ids, ok = device_greedy(logits)
+    token = mx.where(ok, ids, -1)
+    mx.async_eval(token)
+    return InFlight(token, logits)
 
 
 def fit_length(request: Request, prompt_tokens: int, *, max_positions: int) -> Request:
