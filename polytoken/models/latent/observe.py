@@ -40,7 +40,7 @@ class Observer(nn.Module):
         self.scalar_projection = nn.Linear(_SCALARS, dim, bias=False)
         self.state_norm = layer_norm(dim)
         self.input_norm = layer_norm(dim)
-        self.update = nn.Linear(2 * dim, 2 * dim)
+        self["update"] = nn.Linear(2 * dim, 2 * dim)  # as an attribute the name belongs to every module's own method
         self.pool = Pool(dim)
         self.writer = Gdn2Writer(dim, slots, heads)
         self._heads = heads
@@ -64,7 +64,7 @@ class Observer(nn.Module):
             + apply(self.scalar_projection, scalars)
         )
         old = state.token_latents
-        latents = mx.where(valid[..., None], gate_update(self.update, old, self.state_norm(old), seen), old)
+        latents = mx.where(valid[..., None], gate_update(self["update"], old, self.state_norm(old), seen), old)
         some = mx.any(valid, axis=-1)
         pooled = self.pool(seen, state.confidence, valid | ~some[:, None])
         memory = to_heads(state.gdn2.working, self._heads)
