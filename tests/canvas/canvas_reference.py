@@ -1,4 +1,4 @@
-"""The formulas of the canvas lane written out densely in float64, one position at a time, and noise from fixed tables."""
+"""The formulas of the canvas lane written out densely in float64, position by position, and noise from tables."""
 
 from __future__ import annotations
 
