@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import numpy as np
 
 from polytoken.cache.blocks import LayerBlock, LayerSnapshot
 from polytoken.cache.layers import CacheLayer
+from polytoken.cache.recurrent import RecurrentLayer
 from polytoken.errors import CacheError
 
 _DTYPE_TAGS = {
@@ -98,6 +100,58 @@ class DecodingState:
         for layer in self.layers:
             layer.trim(n)
         return n
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Within it, recurrent layers keep what taking back the last forward needs; arm it around a verify forward.
+
+            with state.capturing():
+                hidden = model.forward(window, state)  # w rows
+            state.commit(accepted, w)
+
+        What was kept stays after the end of the scope, until it is used (`commit`, `trim`), settled or overtaken.
+        """
+        layers = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+        before = [layer.armed for layer in layers]
+        for layer in layers:
+            layer.armed = True
+        try:
+            yield
+        finally:
+            for layer, armed in zip(layers, before, strict=True):
+                layer.armed = armed
+
+    def can_commit(self, keep: int, of: int) -> bool:
+        """Whether `commit(keep, of)` would be exact. If not: restore an older state and run the kept rows again."""
+        return 0 <= keep <= of <= self.offset and not self._refusing(keep, of)
+
+    def commit(self, keep: int, of: int) -> None:
+        """Of the last forward's `of` rows keep the first `keep`, 0 <= keep <= of, exactly; the rest never happened.
+
+        The state is then the one that `keep` single steps give. On the CPU that holds bit for bit. All layers are asked
+        before any is changed: raises CacheError, changing nothing, where one cannot go back exactly. What was kept for
+        this is used up, also if all rows stay. Lazy: nothing is evaluated here.
+        """
+        length = self.offset
+        if not 0 <= keep <= of <= length:
+            raise CacheError(f"cannot keep {keep} of the last {of} rows of a state of {length} tokens")
+        refusing = self._refusing(keep, of)
+        if refusing:
+            raise CacheError(f"cannot keep {keep} of the last {of} rows exactly: layers {', '.join(refusing)} refuse")
+        for layer in self.layers:
+            layer.trim(of - keep)
+            if isinstance(layer, RecurrentLayer):
+                layer.settle()
+
+    def _refusing(self, keep: int, of: int) -> list[str]:
+        """The layers that cannot keep exactly the first `keep` of the last `of` rows."""
+
+        def refuses(layer: CacheLayer) -> bool:
+            if isinstance(layer, RecurrentLayer) and layer.captured not in (0, of):
+                return True  # these are the rows of another forward
+            return not layer.can_trim(of - keep)
+
+        return [f"{i} ({layer.kind})" for i, layer in enumerate(self.layers) if refuses(layer)]
 
     def settle(self) -> None:
         """Declare what was appended final; rows kept only for a roll-back may go."""
