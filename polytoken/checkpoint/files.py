@@ -22,6 +22,8 @@ from polytoken.errors import CheckpointError
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+HEAD_FILE: Final = "mtp.safetensors"
+"""A draft head in a file of its own, beside whatever weight files there are; no index names it."""
 _MAX_HEADER: Final = 100_000_000
 _SHARD: Final = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 # dtype name in the header -> (name in reports, bits per element)
@@ -60,6 +62,16 @@ class TensorTable:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def head_file(self) -> Path | None:
+        """The draft head's own file, if there is one."""
+        return next((path for path in self.files if path.name == HEAD_FILE), None)
+
+    def without_head_file(self) -> TensorTable:
+        """The table for a family that knows nothing of such a file."""
+        tensors = {name: record for name, record in self.tensors.items() if record.file.name != HEAD_FILE}
+        return TensorTable(MappingProxyType(tensors), tuple(path for path in self.files if path.name != HEAD_FILE))
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -176,7 +188,7 @@ def _unindexed_files(directory: Path) -> list[Path]:
     """The weight files of a folder without an index, by the naming rules alone."""
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
-    every = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
+    every = sorted(path for path in directory.glob("*.safetensors") if path.is_file() and path.name != HEAD_FILE)
     files = [path for path in every if path.name.startswith("model")] or every
     if not files:
         raise CheckpointError(
@@ -216,7 +228,7 @@ def read_table(directory: Path) -> TensorTable:
     """The tensors of the checkpoint in `directory`, from headers alone.
 
     With an index only the files that it names count, whatever else lies beside them. Without one: `model.safetensors`,
-    else `model*.safetensors`, else the single `*.safetensors`.
+    else `model*.safetensors`, else the single `*.safetensors`. `mtp.safetensors` comes with them in any case.
 
     Raises:
         CheckpointError: `missing_file`, `truncated_file`, `damaged_file`, `bad_index`, `index_mismatch` (index and
@@ -235,6 +247,10 @@ def read_table(directory: Path) -> TensorTable:
                     code="missing_file",
                     field=path.name,
                 )
+    head = directory / HEAD_FILE
+    indexed = files
+    if head.is_file() and head not in files:
+        files = [*files, head]
     tensors: dict[str, TensorRecord] = {}
     for path in files:
         for name, record in read_header(path).items():
@@ -246,7 +262,7 @@ def read_table(directory: Path) -> TensorTable:
                 )
             tensors[name] = record
     if mapping is not None:
-        _compare_with_index(mapping, tensors)
+        _compare_with_index(mapping, {name: record for name, record in tensors.items() if record.file in indexed})
     if not tensors:
         raise CheckpointError(f"{files[0]} holds no tensors", code="damaged_file", field=files[0].name)
     return TensorTable(tensors=MappingProxyType(tensors), files=tuple(files))

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 
 from polytoken.checkpoint.config import read_config
 from polytoken.checkpoint.files import TensorTable, dtype_name, read_table
+from polytoken.checkpoint.head_file import head_packings, read_metadata
 from polytoken.checkpoint.memory import available_bytes
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.checkpoint.quantisation import Packing, Quantisation
@@ -118,12 +119,14 @@ def _drop_tied_head(weights: dict[str, mx.array], expected: Mapping[str, Any]) -
         del weights[name]
 
 
-def _packed_modules(weights: Mapping[str, mx.array], quantisation: Quantisation | None) -> dict[str, Packing]:
-    """Module path -> packing for every module that has scales; checked against the shapes."""
-    packed: dict[str, Packing] = {}
+def _packed_modules(
+    weights: Mapping[str, mx.array], quantisation: Quantisation | None, *, known: Mapping[str, Packing]
+) -> dict[str, Packing]:
+    """Module path -> packing for every module that has scales, `known` or checked against the shapes."""
+    packed: dict[str, Packing] = dict(known)
     for name in weights:
         path, _, leaf = name.rpartition(".")
-        if leaf != "scales" or weights.get(f"{path}.weight") is None:
+        if leaf != "scales" or path in known or weights.get(f"{path}.weight") is None:
             continue
         if quantisation is None:
             raise CheckpointError(
@@ -305,11 +308,19 @@ def load_weights(
         )
     quantisation = Quantisation.from_config(config)
     network = family.build(config)
-    parameters = sum(array.size for _, array in tree_flatten(network.parameters()))
-    weights = family.sanitize(_read_lazily(table), config)
+    # A network with room for a draft head says so by this method; to any other, the head's own file is a stray.
+    attach_head = getattr(network, "attach_head", None)
+    if attach_head is None:
+        table = table.without_head_file()
+    metadata = read_metadata(table)
+    weights = family.sanitize(_read_lazily(table), {**config, "head_file": metadata})
+    if attach_head is not None:
+        attach_head(list(weights), metadata)
+    plain = dict(tree_flatten(network.parameters()))
+    parameters = sum(array.size for array in plain.values())
     target = _target_dtype(dtype, weights)
-    _drop_tied_head(weights, dict(tree_flatten(network.parameters())))
-    packed = _packed_modules(weights, quantisation)
+    _drop_tied_head(weights, plain)
+    packed = _packed_modules(weights, quantisation, known=head_packings(weights, plain))
     size = target.size if target is not None else mx.float32.size
     unpack = _wants_unpacking(dequantise, packed, needed=parameters * size)
     tensor_count = len(weights)
