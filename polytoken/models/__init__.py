@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polytoken.errors import CheckpointError
-from polytoken.models import diffusion_gemma, gemma3, llama, modilify_mk2, qwen2, qwen3
+from polytoken.models import diffusion_gemma, gemma3, llama, modilify_mk2, qwen2, qwen3, qwen3_5, qwen3_next
 from polytoken.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -15,6 +15,9 @@ FAMILIES: tuple[Family, ...] = (
     gemma3.FAMILY,
     diffusion_gemma.FAMILY,
     modilify_mk2.FAMILY,
+    qwen3_5.DENSE,
+    qwen3_5.MOE,
+    qwen3_next.FAMILY,
 )
 
 
