@@ -64,6 +64,7 @@ def chat(
     defaults(SamplingParams())  # what is wrong is told before the model is loaded
     flags.check_revision(model, revision)
 
+    flags.require_backend()
     from polytoken.api import EngineOptions, open_engine  # noqa: PLC0415
 
     engine_options = EngineOptions(

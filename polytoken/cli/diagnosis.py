@@ -32,7 +32,7 @@ _CHECK_SECONDS: Final = 0.3
 Finding = dict[str, str]
 
 
-def diagnose(store: CheckpointStore, *, products: str, threads: int, device: str) -> dict[str, Any]:
+def diagnose(store: Path | None, *, products: str, threads: int, device: str) -> dict[str, Any]:
     """Everything `doctor` reports; `problems` keep it from working, `warnings` make it worse than it could be."""
     problems: list[Finding] = []
     cautions: list[Finding] = []
@@ -46,6 +46,15 @@ def diagnose(store: CheckpointStore, *, products: str, threads: int, device: str
         cautions.append({"what": "CPU products are slow and not exact", "fix": fix})
     if checks is not None and active is not None:
         problems += _judge(checks, exact=active.kind == "exact")
+    models = available = None
+    try:  # nothing of this can be known without MLX
+        from polytoken.checkpoint.memory import available_bytes  # noqa: PLC0415
+        from polytoken.cli.options import open_store  # noqa: PLC0415
+
+        models, available = _store(open_store(store), problems), available_bytes()
+    except ImportError as error:
+        if mlx is not None:
+            problems.append({"what": f"a part cannot be imported ({error})", "fix": "install the package again"})
     versions = {name: _version(name) for name in PACKAGES}
     missing = [name for name in PACKAGES if name in _REQUIRED and versions[name] is None]
     if missing:
@@ -55,12 +64,12 @@ def diagnose(store: CheckpointStore, *, products: str, threads: int, device: str
     return {
         "polytoken": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
-        "machine": _machine(),
+        "machine": {**_machine(), "available_bytes": available},
         "versions": {name: found for name, found in versions.items() if found is not None or name in _REQUIRED},
         "mlx": mlx,
         "products": None if active is None else {**asdict(active), "symbols": list(active.symbols)},
         "self_check": checks,
-        "store": _store(store, problems),
+        "store": models,
         "warnings": cautions,
         "problems": problems,
     }
@@ -143,8 +152,6 @@ def _store(store: CheckpointStore, problems: list[Finding]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    from polytoken.checkpoint.memory import available_bytes  # noqa: PLC0415
-
     facts = _processor_facts()
     return {
         "platform": platform.platform(terse=True),
@@ -153,7 +160,6 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "features": [name for name in _FEATURES if name in (facts.get("flags") or facts.get("Features", "")).split()],
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "available_bytes": available_bytes(),
         "compiler": next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None),
     }
 

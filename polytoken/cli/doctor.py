@@ -23,7 +23,7 @@ def doctor(
     """Report on machine, MLX, products and models; exit 1 if something is broken."""
     from polytoken.cli.diagnosis import diagnose  # noqa: PLC0415
 
-    report = diagnose(flags.open_store(store), products=products, threads=threads, device=device)
+    report = diagnose(store, products=products, threads=threads, device=device)
     if json:
         write_json(report)
     else:
@@ -42,7 +42,7 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("python", report["python"]),
         ("machine", f"{machine['platform']}, {machine['processor']}, {machine['cores']} cores"),
         ("instructions", ", ".join(machine["features"]) or "unknown"),
-        ("memory", f"{size_text(machine['memory_bytes'])}, {size_text(machine['available_bytes'])} available"),
+        ("memory", size_text(machine["memory_bytes"]) + _available(machine["available_bytes"])),
         ("C compiler", machine["compiler"] or "none"),
         ("versions", ", ".join(f"{name} {version or 'missing'}" for name, version in report["versions"].items())),
     ]
@@ -65,5 +65,11 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, str]]:
              f" ({checks['read_method']})"),
         ]  # fmt: skip
     store = report["store"]
+    if store is None:
+        return fields
     names = ", ".join(f"{record['name']} ({record['state']})" for record in store["models"])
     return [*fields, ("store", store["folder"]), ("models", names or "none")]
+
+
+def _available(count: int | None) -> str:
+    return "" if count is None else f", {size_text(count)} available"

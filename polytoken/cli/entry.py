@@ -58,6 +58,10 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     except SystemExit as left:  # typer's own answer to a closed pipe
         _discard(sys.stdout)
         status = EXIT_PIPE if left.code == EXIT_FAILURE else left.code
+    except ImportError as error:  # without MLX much cannot be imported: say what to install, not what was in the way
+        say("error", _explain_import(error))
+        _trace(debug)
+        status = EXIT_USAGE
     except Exception as error:
         say("error", f"internal error: {type(error).__name__}: {error}")
         if not debug:
@@ -67,6 +71,16 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     if status == EXIT_INTERRUPTED:
         say("note", "interrupted")
     return status if isinstance(status, int) else EXIT_OK
+
+
+def _explain_import(error: ImportError) -> str:
+    from polytoken.backend import require_mlx  # noqa: PLC0415
+
+    try:
+        require_mlx()
+    except PolytokenError as missing:
+        return describe(missing)
+    return f"this installation is incomplete: {one_line(str(error))}; install the package again"
 
 
 def describe(error: PolytokenError) -> str:

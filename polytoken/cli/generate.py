@@ -107,6 +107,7 @@ def generate(
         _check_input(requests_jsonl)
     flags.check_revision(model, revision)
 
+    flags.require_backend()
     from polytoken.api import EngineOptions, open_engine  # noqa: PLC0415
 
     engine_options = EngineOptions(
@@ -142,13 +143,14 @@ def _serve(
     measure: bool,
 ) -> int:
     """Print every event of one run and return the exit status."""
-    if report:
-        say("note", describe_runtime(loaded))
-    printer(loaded)
     failed = False
     result: GenerationResult | None = None
     with draining(engine) as interrupt:
-        for event in _watch_prefill(engine.run(source, token_events=printer.token_events)):
+        printer(loaded)
+        if report:
+            say("note", describe_runtime(loaded))
+        wanted = interrupt.guard(source)
+        for event in _watch_prefill(engine.run(wanted, token_events=printer.token_events)):
             printer(event)
             failed = failed or is_failure(event)
             if isinstance(event, GenerationResult):

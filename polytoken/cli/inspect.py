@@ -22,9 +22,7 @@ def inspect(
     store: flags.Store = None,
 ) -> None:
     """Say what a checkpoint is and whether it can be loaded, without reading its weights."""
-    from polytoken.backend import require_mlx  # noqa: PLC0415
-
-    require_mlx()
+    flags.require_backend()
     from polytoken.checkpoint.inspect import inspect as report_on  # noqa: PLC0415
 
     flags.check_revision(name, revision)

@@ -204,6 +204,13 @@ class flag_errors:  # noqa: N801  (a context, used like a word)
             raise UsageError(f"{flag}: {error}" if field else str(error), field=flag) from None
 
 
+def require_backend() -> None:
+    """Say in one line what to install, before anything is imported that needs MLX."""
+    from polytoken.backend import require_mlx  # noqa: PLC0415
+
+    require_mlx()
+
+
 def open_store(store: Path | None) -> CheckpointStore:
     """The folder of pulled models: as told, else the user's cache folder."""
     from polytoken.checkpoint.store import CheckpointStore, default_cache_root  # noqa: PLC0415

@@ -27,9 +27,7 @@ def pull(
     verbose: flags.Verbose = False,
 ) -> None:
     """Fetch a model, check it, convert it if need be, and print its folder."""
-    from polytoken.backend import require_mlx  # noqa: PLC0415
-
-    require_mlx()
+    flags.require_backend()
     from polytoken.checkpoint.catalogue import CATALOGUE  # noqa: PLC0415
     from polytoken.checkpoint.resolve import resolve  # noqa: PLC0415
 
