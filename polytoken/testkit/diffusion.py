@@ -125,7 +125,7 @@ def diffusion_table(config: Config) -> Tensors:
     hidden = text["hidden_size"]
     decoder = "model.decoder."
     table: Tensors = {
-        f"{decoder}embed_tokens.weight": TensorSpec((text["vocab_size"], hidden), "embedding"),
+        f"{decoder}embed_tokens.weight": TensorSpec((text["vocab_size"], hidden), "embedding_sharp"),
         f"{decoder}norm.weight": TensorSpec((hidden,), "norm"),
         f"{decoder}self_conditioning.pre_norm.weight": TensorSpec((hidden,), "norm"),
         **_mlp(f"{decoder}self_conditioning.", hidden, text["intermediate_size"]),
@@ -167,7 +167,10 @@ def _layer(prefix: str, text: Config, *, full: bool) -> Tensors:
         "post_feedforward_layernorm_1",
         "post_feedforward_layernorm_2",
     ):
-        table[f"{prefix}{name}.weight"] = TensorSpec((hidden,), "norm")
+        # As trained ones are, the norms that end a branch are small: the denoising loop feeds its output back, and with
+        # branches as strong as the embeddings a rounding error becomes another token within five steps.
+        ends_branch = name in ("post_attention_layernorm", "post_feedforward_layernorm")
+        table[f"{prefix}{name}.weight"] = TensorSpec((hidden,), "norm_small" if ends_branch else "norm")
     return table
 
 

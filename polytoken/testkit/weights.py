@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +22,10 @@ Kind = Literal[
     "matrix",  # bell / sqrt(fan_in), fan_in being the last dimension
     "matrix_small",  # an eighth of that
     "embedding",  # bell / sqrt(columns): a tied head then gives logits up to about 5, not always the input again
+    "embedding_sharp",  # 16 bell / columns: a head that favours its input, hence a denoiser that is sure of some slots
     "embedding_unit",  # bell, for untied tables
     "norm",  # 1 + 0.2 bell: a norm that multiplies by its weight
+    "norm_small",  # 0.3 of that, for norms that end a residual branch
     "norm_zero_centred",  # 0.2 bell: a norm that multiplies by one plus its weight
     "bias",  # 0.2 bell
     "a_log",  # uniform in [-0.7, 1.1): decay rates from 0.5 to 3
@@ -81,12 +83,14 @@ def _uniform(words: npt.NDArray[np.uint64], low: float, high: float) -> npt.NDAr
     return low + (high - low) * ((words >> np.uint64(32)).astype(np.float64) * 2.0**-32)
 
 
-_DRAW = {
+_DRAW: Mapping[Kind, Callable[[npt.NDArray[np.uint64], TensorSpec], npt.NDArray[np.float64]]] = {
     "matrix": lambda words, spec: _bell(words) * (1.0 / math.sqrt(spec.shape[-1])),
     "matrix_small": lambda words, spec: _bell(words) * (0.125 / math.sqrt(spec.shape[-1])),
     "embedding": lambda words, spec: _bell(words) * (1.0 / math.sqrt(spec.shape[-1])),
+    "embedding_sharp": lambda words, spec: _bell(words) * (16.0 / spec.shape[-1]),
     "embedding_unit": lambda words, spec: _bell(words),
     "norm": lambda words, spec: 1.0 + 0.2 * _bell(words),
+    "norm_small": lambda words, spec: 0.3 + 0.06 * _bell(words),
     "norm_zero_centred": lambda words, spec: 0.2 * _bell(words),
     "bias": lambda words, spec: 0.2 * _bell(words),
     "a_log": lambda words, spec: _uniform(words, -0.7, 1.1),

@@ -7,7 +7,8 @@ Not part of the test run: the arrays are kept in the repository and change only 
 The checkpoints themselves are not kept, `polytoken.testkit` writes them again from their seeds.
 
 Arrays of a causal case, for each prompt P of "long" (40 ids) and "short" (9 ids): `P_ids` [1, S] and `P_logits` [S, V].
-reference_hybrid.py says what the hybrid families have besides. Every file also holds `versions`, a JSON text.
+reference_hybrid.py says what the hybrid families have besides, reference_diffusion.py what diffusion_gemma has. Every
+case also has `checkpoint`, the SHA-256 of its model.safetensors, and every file `versions`, a JSON text.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from reference_cases import CAUSAL_CASES, FIXTURES, HYBRID_CASES, TUNINGS, Case
+from reference_cases import CAUSAL_CASES, DIFFUSION_CASES, FIXTURES, HYBRID_CASES, TUNINGS, Case
+from reference_diffusion import ENDING, MODEL_CLASS, SETTINGS, loop_arrays
+from reference_diffusion import prompt_arrays as diffusion_prompt_arrays
 from reference_hybrid import CLASSES as HYBRID_CLASSES
 from reference_hybrid import Head, count_arrays, head_arrays
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -36,10 +40,10 @@ INCREMENTAL_TOLERANCE = 2e-5
 COUNTED_PROMPT = 20
 
 
-def load(checkpoint: TinyCheckpoint, model_class: Any = AutoModelForCausalLM) -> Any:
+def load(checkpoint: TinyCheckpoint, model_class: Any = AutoModelForCausalLM, *, attention: str = "eager") -> Any:
     """The checkpoint as transformers' own network; every tensor has to be used and no tensor may be missing."""
     model, info = model_class.from_pretrained(
-        checkpoint.path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        checkpoint.path, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
     )
     problems = {key: sorted(value) for key, value in info.items() if value}
     if problems:
@@ -112,6 +116,37 @@ def hybrid_arrays(case: Case) -> Arrays:
     return arrays
 
 
+def diffusion_arrays(case: Case) -> Arrays:
+    """Encoder and decoder on the two prompts, then the block sampler's runs."""
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = case.write(Path(directory))
+        model = load(checkpoint, MODEL_CLASS)
+        # Rounds otherwise than the eager form: tokens that differ between the two would be no reference.
+        other = load(checkpoint, MODEL_CLASS, attention="sdpa")
+    vocab = checkpoint.text_config["vocab_size"]
+    prompts = {prompt: random_ids(case, length, vocab_size=vocab) for prompt, length in LENGTHS.items()}
+    arrays: Arrays = {}
+    for prompt, ids in prompts.items():
+        generator = np.random.Generator(np.random.Philox(key=[case.seed, 1]))
+        made = diffusion_prompt_arrays(model, ids, generator, keep_cache=prompt == "long")
+        arrays.update({f"{prompt}_{name}": array for name, array in made.items()})
+        change = np.abs(made["logits_conditioned"] - made["logits"]).max()
+        print(f"{case.name} {prompt}: largest {np.abs(made['logits']).max():.2f}, conditioning changes {change:.2f}")
+    settings = dict(SETTINGS)
+    name, base, index = ENDING
+    first = loop_arrays(model, prompts[settings[base].prompt], settings[base], seed=case.seed)
+    settings[name] = replace(settings[base], eos_token_id=int(first["sequence"][index]), pad_token_id=0)
+    for name, setting in settings.items():
+        made, again = (loop_arrays(m, prompts[setting.prompt], setting, seed=case.seed) for m in (model, other))
+        unlike = [key for key, array in made.items() if not np.array_equal(array, again[key])]
+        print(f"{case.name} {name}: denoises {made['blocks'].tolist()}, accepted {made['accepted'].sum(1).tolist()}")
+        print(f"  {made['sequence'].tolist()}")
+        if unlike:
+            raise SystemExit(f"{case.name} {name}: {unlike} hang on rounding; take another seed")
+        arrays.update({f"{name}_{key}": array for key, array in made.items()})
+    return arrays
+
+
 def prompt_arrays(case: Case, checkpoint: TinyCheckpoint, model: Any) -> Arrays:
     """Ids and full-sequence logits of the two prompts, after checking them against the one-by-one run."""
     arrays: Arrays = {}
@@ -134,7 +169,11 @@ def versions() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the reference arrays of the tests.")
-    makers = dict.fromkeys(CAUSAL_CASES, causal_arrays) | dict.fromkeys(HYBRID_CASES, hybrid_arrays)
+    makers = {
+        **dict.fromkeys(CAUSAL_CASES, causal_arrays),
+        **dict.fromkeys(HYBRID_CASES, hybrid_arrays),
+        **dict.fromkeys(DIFFUSION_CASES, diffusion_arrays),
+    }
     families = list(dict.fromkeys(case.family for case in makers))
     parser.add_argument("families", nargs="*", choices=[*families, []], help="default: all")
     chosen = parser.parse_args().families or families
@@ -144,7 +183,8 @@ def main() -> None:
         arrays: Arrays = {"versions": np.array(versions())}
         for case, make in makers.items():
             if case.family == family:
-                arrays.update({f"{case.shape}/{name}": array for name, array in make(case).items()})
+                made = {**make(case), "checkpoint": np.array(case.digest())}
+                arrays.update({f"{case.shape}/{name}": array for name, array in made.items()})
         path = FIXTURES / f"{family}.npz"
         np.savez_compressed(path, **arrays)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} KB")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,12 @@ class Case:
             config={"tie_word_embeddings": False},
         )
 
+    def digest(self) -> str:
+        """SHA-256 of the case's weights, so that arrays made for other weights are noticed."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = self.write(Path(directory)).path
+            return sha256((path / "model.safetensors").read_bytes()).hexdigest()
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The case's reference arrays by their short names."""
         with np.load(FIXTURES / f"{self.family}.npz") as file:
@@ -69,6 +77,7 @@ HYBRID_CASES = (
     Case("qwen3_next", "a", 0),
     Case("qwen3_next", "b", 7),
 )
+DIFFUSION_CASES = (Case("diffusion_gemma", "a", 0), Case("diffusion_gemma", "b", 7))
 # Checkpoints with exact counts of accepted drafts, by the name that stands before their arrays.
 TUNINGS = {"free": NEARLY_FREE, "history": HISTORY_MATTERS}
 
