@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from polytoken.cli.bench import bench
 from polytoken.cli.chat import chat
 from polytoken.cli.doctor import doctor
 from polytoken.cli.generate import generate
@@ -25,7 +26,7 @@ app = typer.Typer(
     epilog="A first run: polytoken pull smollm2-135m, then polytoken chat --model smollm2-135m",
 )
 
-for verb in (generate, chat, pull, models, inspect, rm, doctor, version):
+for verb in (generate, chat, pull, models, inspect, rm, doctor, bench, version):
     app.command()(verb)
 
 

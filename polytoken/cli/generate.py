@@ -33,7 +33,7 @@ from polytoken.events import (
 from polytoken.request import Request, RequestDefaults, SamplingParams, parse_record
 
 if TYPE_CHECKING:
-    from polytoken.engine import Engine
+    from polytoken.engine import Engine, LoadedLane
 
 SINGLE_ID = "single"  # the id of a prompt on the command line
 Source = Iterable[Request | RequestRejected]
@@ -177,13 +177,20 @@ def _watch_prefill(events: Iterator[Event]) -> Iterator[Event]:
 
 def _floor_share(engine: Engine, result: GenerationResult) -> float | None:
     """How close decoding came to reading every weight once per forward at this machine's measured read bandwidth."""
-    rate, weights = result.decode_tokens_per_second, engine.loaded.extra.get("weight_bytes", 0)
-    if rate is None or not weights:
+    rate = result.decode_tokens_per_second
+    if rate is None:
         return None
     from polytoken.bench.roofline import decode_floor, read_bandwidth  # noqa: PLC0415
+    from polytoken.lanes.ar import ArLane  # noqa: PLC0415
 
-    bandwidth = engine.call(lambda _lane: read_bandwidth())  # on the thread that owns the device
-    return decode_floor(weights, 0, bandwidth) * rate / max(result.tokens_per_forward, 1e-9)
+    def floor(loaded: LoadedLane) -> float | None:  # on the thread that owns the device
+        lane = loaded.lane
+        if not isinstance(lane, ArLane):
+            return None
+        return decode_floor(lane.model.weight_bytes_per_forward, 0, read_bandwidth())
+
+    seconds = engine.call(floor)
+    return None if seconds is None else seconds * rate / result.tokens_per_forward
 
 
 def _check_combination(

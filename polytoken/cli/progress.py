@@ -62,22 +62,24 @@ def _bars() -> Iterator[Progress]:
         "bytes": (DownloadColumn(), TransferSpeedColumn()),
         "tensors": (MofNCompleteColumn(),),
     }
-    bars: dict[str, Bars] = {}
-    tasks: dict[str, TaskID] = {}
     shown: Bars | None = None
+    task = TaskID(0)
+    current = ""
 
     def report(stage: str, done: int, total: int, unit: str) -> None:
-        nonlocal shown
-        if stage not in tasks:  # one bar at a time: stages follow one another
+        nonlocal shown, task, current
+        title, kind = _TITLES.get(stage, stage.capitalize()), stage.partition(" ")[0]
+        if shown is None or kind != current:  # one bar at a time: stages follow one another
             if shown is not None:
                 shown.stop()
-            shown = bars[stage] = Bars(
+            current = kind
+            shown = Bars(
                 TextColumn("{task.description}"), BarColumn(), *columns.get(unit, columns["tensors"]),
                 TimeElapsedColumn(), console=console, transient=True,
             )  # fmt: skip
             shown.start()
-            tasks[stage] = shown.add_task(_TITLES.get(stage, stage), total=total or None)
-        bars[stage].update(tasks[stage], completed=done, total=total or None)
+            task = shown.add_task(title, total=total or None)
+        shown.update(task, description=title, completed=done, total=total or None)
 
     try:
         yield report

@@ -99,6 +99,22 @@ def test_flags_that_cannot_both_have_an_effect(polytoken: Runner, arguments: lis
     assert names in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--against", "someone"], "--against"),
+        (["--peer-products", "stock"], "--peer-products"),
+        (["--prompt-tokens", "1"], "--prompt-tokens"),
+        (["--new-tokens", "1"], "--new-tokens"),
+        (["--rounds", "0"], "--rounds"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_made(polytoken: Runner, arguments: list[str], names: str) -> None:
+    outcome = polytoken("bench", "--model", "no-such-model", *arguments)
+    assert outcome.status == 2
+    assert names in outcome.error
+
+
 def test_what_is_missing_is_named(polytoken: Runner) -> None:
     assert polytoken("generate", "--prompt", "x").error == "--model is required; see `polytoken generate --help`"
     assert "NAME is required" in polytoken("pull").error
