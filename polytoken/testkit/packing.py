@@ -53,5 +53,6 @@ def store_plain(name: str, array: Floats, dtype: FloatType) -> StoredTensor:
 
 
 def _packs(name: str, array: Floats, *, group_size: int) -> bool:
-    # Tables without .weight (position tables) belong to parts that no converter touches.
-    return array.ndim >= 2 and array.shape[-1] % group_size == 0 and name.endswith(".weight")
+    """Converters leave image towers alone, and what is no module's weight (position tables)."""
+    matrix = array.ndim >= 2 and array.shape[-1] % group_size == 0
+    return matrix and name.endswith(".weight") and "vision" not in name

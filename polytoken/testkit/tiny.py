@@ -135,6 +135,8 @@ def write_checkpoint(
     chosen = layout or Layout()
     if bits is not None and kind.converts:
         chosen = replace(chosen, mlx=True)
+    elif bits is not None and chosen.experts is None:
+        chosen = replace(chosen, experts="fused_weight")  # a packed tensor has .weight, .scales and .biases
     record = _override(kind.shapes[shape], {**ids, "torch_dtype": dtype, **(config or {})})
     weights = _release_weights(kind, record, seed=seed, acceptance=acceptance)
     main, sidecar = _arrange(kind, weights, chosen, table=kind.table(record))

@@ -112,6 +112,17 @@ def test_geometry_has_two_spellings_and_one_set_of_weights(tmp_path: Path) -> No
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_quantised_experts_of_the_denoiser_have_a_weight_of_their_own(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, "diffusion_gemma", bits=4)
+    stored = load_file(tmp_path / "model.safetensors")
+    for part in ("gate_up_proj", "down_proj"):
+        stem = f"model.decoder.layers.0.experts.{part}"
+        assert {f"{stem}.weight", f"{stem}.scales", f"{stem}.biases"} <= stored.keys()
+        assert stem not in stored
+    assert checkpoint.config["quantization"]["model.decoder.layers.0.router.proj"]["bits"] == 8
+    assert not any("vision" in name and name.endswith(".scales") for name in stored)
+
+
 def test_encoder_and_decoder_scalars_differ(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "diffusion_gemma")
     stored = load_file(tmp_path / "model.safetensors")
