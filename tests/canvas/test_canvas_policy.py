@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from canvas_reference import Choice, failure, select
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from polytoken.errors import UsageError
@@ -32,8 +32,8 @@ STOPS = (1, 9)
 policies = st.builds(
     CommitPolicy,
     failure_budget=st.sampled_from([0.05, 0.2, 0.7, 1.0]),
-    stagnation_threshold=st.integers(1, 4),
-    max_ponder_steps=st.integers(1, 6),
+    stagnation_threshold=st.sampled_from([1, 2, 3, 64]),
+    max_ponder_steps=st.sampled_from([1, 3, 5, 64]),
     min_progress=st.sampled_from([-0.1, 0.005, 0.3]),
     entropy_weight=st.sampled_from([0.0, 1.0, 3.0]),
     confidence_power=st.sampled_from([0.5, 2.0, 4.0]),
@@ -96,6 +96,8 @@ def test_examples_of_the_failure_rate(p: float, H: float, expected: float) -> No
 @quick
 @given(st.floats(0, 1), st.floats(-1e-4, 13), policies)
 def test_failure_rate_is_the_formula(p: float, H: float, policy: CommitPolicy) -> None:
+    q = 1 - failure(p, H, replace(policy, target_confidence=None))
+    assume(policy.target_confidence is None or abs(q - policy.target_confidence) > 1e-4)  # a step lies there
     got = failure_rate(mx.array([[p]]), mx.array([[H]]), policy).item()
     # 1e-6 is a few steps of float32 beside 1, hence the loose end.
     assert got == pytest.approx(failure(p, H, policy), abs=2e-4)
@@ -238,6 +240,58 @@ def test_normal_lengths_are_monotone_in_the_knobs(seed: int, policy: CommitPolic
     never_falls("target_confidence", [0.95, 0.7, 0.2, None])
     never_falls("entropy_weight", [4.0, 1.0, 0.3, 0.0])
     never_falls("confidence_power", [4.0, 2.0, 0.5])
+
+
+def one_row(policy: CommitPolicy, f_old: list[float], f_new: list[float], *, ponder: int, stagnation: int) -> Choice:
+    C = len(f_new)
+    ids = np.full((1, C), 7, np.int32)
+    batch = {
+        "sampled": ids,
+        "f_new": np.array([f_new], np.float32),
+        "f_old": np.array([f_old], np.float32),
+        "greedy": ids + 1,
+        "f_greedy": np.full((1, C), 0.75, np.float32),
+        "ponder_steps": np.array([ponder], np.int32),
+        "stagnation_steps": np.array([stagnation], np.int32),
+        "active": np.array([True]),
+        "remaining": np.array([C], np.int32),
+    }
+    return choose(policy, batch)[0]
+
+
+JUMP = Choice(0, 2, [8, 8], True, 0, 0)  # two failures of 0.75 stay below 2, three do not
+
+
+@pytest.mark.parametrize(
+    ("ponder", "stagnation", "expected"),
+    [
+        (0, 1, Choice(0, 0, [], False, 1, 2)),
+        (0, 2, JUMP),  # the third step without progress
+        (62, 0, Choice(0, 0, [], False, 63, 1)),
+        (63, 0, JUMP),  # the sixty-fourth step without a commit
+    ],
+)
+def test_jumps_are_due_by_the_advanced_clocks(ponder: int, stagnation: int, expected: Choice) -> None:
+    policy = CommitPolicy(stagnation_threshold=3)
+    assert one_row(policy, [0.5] * 4, [0.5] * 4, ponder=ponder, stagnation=stagnation) == expected
+
+
+@pytest.mark.parametrize(
+    ("f_old", "f_new", "progress"),
+    [
+        ([0.75, 0.0, 0.0], [0.5, 1.0, 1.0], True),  # only the first position counts
+        ([0.74, 0.9, 0.9], [0.5, 0.0, 0.0], False),
+        ([0.1, 0.9, 0.0], [0.3, 0.2, 1.0], True),  # the old prefix of 1 brings the second position in: mean 0.25
+        ([0.1, 0.9, 0.9], [0.3, 0.25, 0.0], False),  # and no third
+    ],
+)
+def test_progress_is_measured_up_to_the_frontier(f_old: list[float], f_new: list[float], progress: bool) -> None:
+    got = one_row(CommitPolicy(min_progress=0.2499), f_old, f_new, ponder=0, stagnation=4)
+    assert (got.ponder, got.stagnation) == (1, 0 if progress else 5)
+
+
+def test_the_least_progress_is_progress() -> None:
+    assert one_row(CommitPolicy(min_progress=0.25), [0.75], [0.5], ponder=0, stagnation=4).stagnation == 0
 
 
 def test_commit_reasons() -> None:
