@@ -177,6 +177,34 @@ def test_a_state_offered_only_at_its_end_is_restorable_there() -> None:
     assert reason(serve(bank, [*ids[:10], 98], store=False)) == (8, "prefix_divergence", 10)
 
 
+def test_making_room_never_drops_what_the_new_run_hangs_on() -> None:
+    bank = make_bank(12 * 3 * ROW_BYTES)
+    ids = list(range(1, 9))
+    state = cold_state(ids[:4], WINDOWS, grid=GRID)
+    bank.put(ids[:4], state)
+    others = [50, 51, 52, 53, 54, 55, 56]
+    bank.put(others, cold_state(others, WINDOWS, grid=GRID))  # now the first block is the oldest leaf
+    feed_state(state, ids, 8)
+    bank.put(ids, state)
+    assert [entry.ids for entry in bank.entries()] == [tuple(others[:4]), tuple(ids), tuple(ids[:4])]
+    assert bank.find([*ids, 1]).length == 8
+
+
+def test_pruning_stops_at_what_the_new_run_hangs_on() -> None:
+    """The common blocks are no restore points of their own, and all that made them worth keeping is evicted."""
+    bank = make_bank(32 * 3 * ROW_BYTES)
+    one = list(range(1, 31))
+    two = [*one[:8], *range(101, 123)]
+    for ids in (one, two):
+        state = cold_state(ids, WINDOWS, grid=30)
+        state.settle()
+        assert bank.put(ids, state) is PutOutcome.STORED
+    assert bank.find(two, need_tail=False).length == 30
+    assert bank.find(one, need_tail=False).length == 0
+    assert bank.nbytes == sum(entry.nbytes for entry in bank.entries())
+    assert {entry.ids[:9] for entry in bank.entries() if len(entry.ids) > 8} == {tuple(two[:9])}
+
+
 def test_rows_nobody_can_reach_are_dropped() -> None:
     """E06: what served only an evicted entry goes with it."""
     ids = list(range(1, 31))

@@ -10,7 +10,7 @@ import mlx.core as mx
 from cache_rows import bits, cold_state, feed_state, make_layers, state_bits
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polytoken.cache.bank import StateBank, Tail
 from polytoken.cache.identity import StateIdentity
@@ -125,6 +125,7 @@ class BankMachine(RuleBasedStateMachine):
         self.naive = NaiveBank(limit)
         self.digests: dict[int, tuple[object, list[bytes]]] = {}
         self.rows: list[tuple[object, tuple[int, ...]]] = []
+        self.prefilling: list[tuple[object, tuple[int, ...]]] = []
         tree = self.bank._tree
 
         def watch(step):
@@ -156,6 +157,25 @@ class BankMachine(RuleBasedStateMachine):
             self.put(ids, state, tail=need_tail)
         assert state_bits(state) == state_bits(cold_state(ids, WINDOWS, grid=GRID))
         self.rows = [*self.rows[-2:], (state, ids)]
+
+    @rule(ids=prompts)
+    def begin(self, ids: tuple[int, ...]) -> None:
+        state = make_layers(WINDOWS)
+        found = self.bank.find(ids)
+        assert found.length == self.naive.find(ids, True)[0]
+        if found.snapshot is not None:
+            state.restore(found.snapshot)
+        self.prefilling.append((state, ids))
+
+    @precondition(lambda self: self.prefilling)
+    @rule()
+    def prefill_one_chunk(self) -> None:
+        """Several prompts are encoded in turns, so that others' puts come between two puts of one prompt."""
+        state, ids = self.prefilling.pop(0)
+        if state.offset < len(ids):
+            feed_state(state, ids, min(len(ids), state.offset // GRID * GRID + GRID))
+            self.put(ids[: state.offset], state, tail=state.offset == len(ids))
+            self.prefilling.append((state, ids))
 
     @rule(more=prompts, back=st.integers(0, 3))
     def go_on(self, more: tuple[int, ...], back: int) -> None:
