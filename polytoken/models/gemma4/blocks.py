@@ -116,14 +116,30 @@ class Router(nn.Module):
         return ids, weights * self.per_expert_scale[ids]
 
 
+class ExpertLinear(SwitchLinear):
+    """One weight matrix per expert, without biases."""
+
+    def __init__(self, inputs: int, outputs: int, count: int) -> None:
+        super().__init__(inputs, outputs, count, bias=False)
+
+    def __call__(self, x: mx.array, ids: mx.array, sorted_indices: bool = False) -> mx.array:
+        """[N, 1, outputs] of rows x [N, 1, inputs], row n by expert ids[n]."""
+        weight = self.weight
+        dtype = x.dtype
+        if dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
+            x, weight = x.astype(mx.float32), weight.astype(mx.float32)  # the CPU has no other gathered product
+        out = mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=ids, sorted_indices=sorted_indices)
+        return out.astype(dtype)
+
+
 class Experts(nn.Module):
     """Gated MLPs side by side; `gate_up_proj` holds an expert's gate rows first, then its up rows."""
 
     def __init__(self, config: CanvasConfig) -> None:
         super().__init__()
         hidden, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        self.gate_up_proj = SwitchLinear(hidden, 2 * inner, count, bias=False)
-        self.down_proj = SwitchLinear(inner, hidden, count, bias=False)
+        self.gate_up_proj = ExpertLinear(hidden, 2 * inner, count)
+        self.down_proj = ExpertLinear(inner, hidden, count)
 
     def __call__(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
         """[S, H] weighted sums over the chosen experts of rows x [S, H]."""

@@ -189,10 +189,11 @@ def _layer_types(config: Config) -> tuple[str, ...]:
     types = config["layer_types"]
     if not isinstance(types, list | tuple) or not all(kind in (FULL, SLIDING) for kind in types):
         raise _bad("layer_types", f"layer_types must list {FULL} and {SLIDING} only, not {types!r}")
-    if len(types) != _count(config, "num_hidden_layers"):
-        raise _bad("layer_types", f"layer_types has {len(types)} entries for {config['num_hidden_layers']} layers")
+    layers = _count(config, "num_hidden_layers")
+    if len(types) != layers:
+        raise _bad("layer_types", f"layer_types has {len(types)} entries, but num_hidden_layers is {layers}")
     if types[-1] != FULL:
-        raise _bad("layer_types", f"the last layer must be {FULL}, not {types[-1]}")
+        raise _bad("layer_types", f"layer_types must end with {FULL}, not {types[-1]}")
     return tuple(types)
 
 
@@ -220,7 +221,9 @@ def _shapes(config: Config, types: tuple[str, ...]) -> tuple[LayerShape, ...]:
     for index, record in enumerate(records):
         shape = LayerShape(_count(record, "head_dim"), _count(record, "num_key_value_heads"))
         if heads % shape.kv_heads:
-            raise _bad("num_key_value_heads", f"layer {index}: {shape.kv_heads} key-value heads do not divide {heads}")
+            raise _bad(
+                "num_key_value_heads", f"num_key_value_heads {shape.kv_heads} of layer {index} does not divide {heads}"
+            )
         if shape.head_dim % 2:
             raise _bad("head_dim", f"head_dim {shape.head_dim} of layer {index} is odd")
         shapes.append(shape)
@@ -254,7 +257,7 @@ def _ropes(config: Config) -> dict[str, Rope]:
         whole = rope_type == "default" and share == 1.0
         if not (whole or (rope_type == "proportional" and share <= 1.0)) or record.get("factor", 1.0) != 1.0:
             raise CheckpointError(
-                f"config.json: rotary positions {dict(record)!r} of {kind} are not supported",
+                f"config.json: rope_parameters {dict(record)!r} of {kind} are not supported",
                 code="unsupported_config",
                 field="rope_parameters",
             )
