@@ -16,7 +16,7 @@ from polytoken.models.draft import SETTINGS_KEY, DraftSettings
 from polytoken.models.family import Config, Family
 from polytoken.models.hybrid import norms
 from polytoken.models.hybrid.config import HEAD_FILE, declared_layers
-from polytoken.models.hybrid.experts import stack_experts
+from polytoken.models.hybrid.experts import stack_experts, widen_experts
 from polytoken.models.hybrid.head import HybridHead
 from polytoken.models.hybrid.model import HybridModel
 
@@ -172,6 +172,7 @@ def wrap_hybrid(network: Any, text_network: nn.Module, text: Config) -> HybridMo
     """The loaded network, and its head if it has one, behind the lanes' contracts."""
     model = HybridModel(text_network, tied=text["tie_word_embeddings"])
     _level_norms(network, text_network)
+    widen_experts(network)
     if not hasattr(network, "mtp"):
         model.attach(None, unusable(text) or missing_note(text))
         return model

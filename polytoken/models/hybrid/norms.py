@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
+import numpy as np
 
 from polytoken.errors import CheckpointError
 
@@ -53,8 +54,7 @@ def measure(weights: Mapping[str, mx.array]) -> NormSizes | None:
 
     def mean(names: Iterable[str]) -> float | None:
         means = [weights[name].astype(mx.float32).mean() for name in names]
-        value: Any = mx.stack(means).mean().item() if means else None
-        return value
+        return float(np.array(mx.stack(means).mean())) if means else None
 
     blocks = mean([name for name in weights if _BLOCK.search(name)][:_SAMPLED])
     heads = mean([name for name in weights if _HEADS.search(name)][:_SAMPLED])
