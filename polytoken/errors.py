@@ -88,3 +88,10 @@ class CancelledError(PolytokenError):
 
     code = "cancelled"
     http_status = 499
+
+
+class EngineError(PolytokenError):
+    """The engine cannot take or finish work: closed, full, stopped by a defect, or stuck."""
+
+    code = "engine_closed"
+    http_status = 503

@@ -1,4 +1,4 @@
-"""What every test may rely on: exact products behind MLX on the CPU, and the real small model where one is asked for."""
+"""What every test may rely on: exact products behind MLX on the CPU, and the real small model where asked for."""
 
 from __future__ import annotations
 

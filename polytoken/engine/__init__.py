@@ -1,6 +1,6 @@
 """From a request to its events: scheduler, owner thread, JSON lines. Knows lanes by their contract only."""
 
-from polytoken.engine.engine import Engine, EngineError, Handle, LoadedLane, error_of
+from polytoken.engine.engine import Engine, Handle, LoadedLane, error_of
 from polytoken.engine.job import Label, Sink, TextPort, TextStep
 from polytoken.engine.jsonl import read_requests
 from polytoken.engine.limits import SchedulerLimits
@@ -8,7 +8,6 @@ from polytoken.engine.scheduler import Scheduler
 
 __all__ = [
     "Engine",
-    "EngineError",
     "Handle",
     "Label",
     "LoadedLane",

@@ -23,7 +23,7 @@ from polytoken.engine.job import Label, Sink, TextPort
 from polytoken.engine.limits import SchedulerLimits
 from polytoken.engine.mailbox import Inbox, Outbox
 from polytoken.engine.scheduler import Scheduler
-from polytoken.errors import CancelledError, NonFiniteError, PolytokenError, RequestError, UsageError
+from polytoken.errors import CancelledError, EngineError, NonFiniteError, PolytokenError, RequestError, UsageError
 from polytoken.events import (
     Event,
     GenerationFailed,
@@ -39,13 +39,6 @@ from polytoken.request import Request, SamplingParams
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 STALL_SECONDS: Final = 300.0  # an owner thread that finished no turn for this long is taken for stuck
-
-
-class EngineError(PolytokenError):
-    """The engine cannot take or finish work: closed, full, stopped by a defect, or stuck."""
-
-    code = "engine_closed"
-    http_status = 503
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +212,7 @@ class Engine:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, sink: Sink, *, wait: bool = True, token_events: bool | None = None
-    ) -> Handle:
+    def submit(self, request: Request, sink: Sink, *, wait: bool = True, token_events: bool | None = None) -> Handle:
         """Queue a request; `sink` gets its events in order, on the owner thread, and must be quick.
 
         With `wait`, blocks while the queue is full.

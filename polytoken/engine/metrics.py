@@ -57,7 +57,5 @@ class Totals:
             prefix_cache_reused_tokens=cache["prefix_cache_reused_tokens"],
             mlx_peak_memory_bytes=int(statistics.get("mlx_peak_memory_bytes", 0)),
             interrupted=self.interrupted,
-            extra={
-                name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS
-            },
+            extra={name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS},
         )

@@ -321,4 +321,3 @@ class Scheduler:
         except Exception:
             self._log(traceback.format_exc())
             return {}
-

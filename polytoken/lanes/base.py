@@ -26,7 +26,8 @@ class Commit:
         logprobs: one entry per id when the request asked for them, else None.
         proposed: ids that were proposed in this step (drafts, canvas positions), at least len(token_ids).
         forwards: forwards of the whole network that this step cost.
-        detail: lane fields for events and statistics.
+        detail: lane counts for the result: numbers are summed over the steps of a request (so give counts, not
+            ratios), of anything else the last value stays.
     """
 
     token_ids: tuple[int, ...]
@@ -41,7 +42,9 @@ class Row(Protocol):
     """One request inside a lane. A lane's own row class holds caches, keys and counters beside these."""
 
     @property
-    def request(self) -> Request: ...
+    def request(self) -> Request:
+        """The request as the lane serves it: limits that were only defaults may have shrunk to the context."""
+        ...
 
     @property
     def prompt_tokens(self) -> int:
@@ -110,4 +113,8 @@ class Lane(ABC, Generic[RowT]):
 
     @abstractmethod
     def statistics(self) -> Mapping[str, Any]:
-        """Totals of this lane for the summary: cache hits, misses, reused tokens, memory, lane-specific counts."""
+        """Totals of this lane over its life, for results and the summary.
+
+        The summary has fields of its own for `prefix_cache_hits`, `prefix_cache_misses`, `prefix_cache_reused_tokens`,
+        `mlx_active_memory_bytes` and `mlx_peak_memory_bytes`; everything else is added under its own name.
+        """

@@ -73,9 +73,7 @@ class Turn:
 class FakeLane(Lane[FakeRow]):
     execution = "row_interleaved_singleton"
 
-    def __init__(
-        self, scripts: Mapping[str, Script] | None = None, *, chunk: int = CHUNK, name: str = "ar"
-    ) -> None:
+    def __init__(self, scripts: Mapping[str, Script] | None = None, *, chunk: int = CHUNK, name: str = "ar") -> None:
         self.name = name
         self.scripts = dict(scripts or {})
         self.chunk = chunk

@@ -23,9 +23,9 @@ from engine_fakes import (
     too_long,
 )
 
-from polytoken.engine import Engine, EngineError, Handle, SchedulerLimits
+from polytoken.engine import Engine, Handle, SchedulerLimits
 from polytoken.engine.engine import _Submission
-from polytoken.errors import (
+from polytoken.errors import EngineError, (
     CancelledError,
     CheckpointError,
     NonFiniteError,

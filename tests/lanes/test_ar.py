@@ -171,7 +171,7 @@ def test_prefill_chunks_change_no_bit_on_the_cpu(runtime: Runtime, device: str, 
 
 def test_a_repeated_prompt_costs_no_forward_and_says_so(runtime: Runtime) -> None:
     lane = make_lane(runtime, bank_bytes=1 << 30)
-    run = serve(lane, [ask("a", prompt(1, 40)), ask("b", prompt(1, 40)), ask("c", prompt(1, 40)[:33] + (9, 9))], rows=1)
+    run = serve(lane, [ask("a", prompt(1, 40)), ask("b", prompt(1, 40)), ask("c", (*prompt(1, 40)[:33], 9, 9))], rows=1)
     started = {e.request_id: e for e in run.events if isinstance(e, RequestStarted)}
     assert (started["a"].prefix_cache_tokens, started["a"].prefix_cache_miss) == (0, "cold at token 0")
     assert (started["b"].prefix_cache_tokens, started["b"].prefix_cache_miss) == (40, None)
