@@ -46,6 +46,7 @@ def head_packings(weights: Mapping[str, mx.array], plain: Mapping[str, mx.array]
         mode = "affine" if f"{path}.biases" in weights else "nvfp4" if group == 16 else f"mxfp{bits}"
         allowed_bits, allowed_groups = MODES.get(mode, (frozenset(), frozenset()))
         exact = weight.dtype == mx.uint32 and group * groups == inputs and columns * 32 == bits * inputs
+        exact = exact and weights.get(f"{path}.biases", scales).shape == scales.shape
         if not exact or bits not in allowed_bits or group not in allowed_groups:
             raise CheckpointError(
                 f"{path}: weight {weight.shape} and scales {scales.shape} fit no packing of {inputs} inputs",

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polytoken.checkpoint.config import read_config, read_generation, read_json_object
 from polytoken.checkpoint.files import TensorTable, read_table
+from polytoken.checkpoint.head_file import read_metadata
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.checkpoint.quantisation import Quantisation, describe_quantisation
 from polytoken.checkpoint.resolve import resolve
@@ -18,6 +19,10 @@ from polytoken.checkpoint.runtime import claiming_family, max_positions
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
 from polytoken.checkpoint.tokenizer import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, ids_of
 from polytoken.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from polytoken.models.family import Family
+    from polytoken.models.hybrid.family import HeadReport
 
 _HEAD_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_layers")
 _MTP: Final = re.compile(r"(^|\.)mtp\.")
@@ -41,6 +46,9 @@ class Inspection:
         tokenizer: model of the tokenizer ("BPE", "Unigram", ...).
         special_ids: name -> id or ids.
         mtp: "absent", "present", "present, not declared" or "declared but absent".
+        draft_head: one sentence on the head that `mtp` tells of, "" where nothing is known about its family's heads.
+        draft_head_usable: whether drafting with it will work; None where nothing is known.
+        draft_head_reads: which hidden rows of the trunk it wants ("post", "pre"), None without a usable head.
         kv_bytes_per_token: bytes one more token of context takes in all full-attention layers, at fp32 and at fp16
             ("float32", "float16"); sliding layers stop growing at their window.
     """
@@ -68,6 +76,9 @@ class Inspection:
     tokenizer: str | None
     special_ids: dict[str, Any]
     mtp: str
+    draft_head: str
+    draft_head_usable: bool | None
+    draft_head_reads: str | None
     kv_bytes_per_token: dict[str, int] | None
 
     def as_json(self) -> dict[str, Any]:
@@ -105,12 +116,13 @@ def inspect(
     nested = config.get("text_config")
     text: Mapping[str, Any] = {**config, **nested} if isinstance(nested, Mapping) else config
     family = str(config.get("model_type"))
-    quantisation = None
+    quantisation = head = None
     try:
         quantisation = Quantisation.from_config(config)
         chosen = claiming_family(config)
         family = chosen.name
         text = {**text, **chosen.text_config(config)}
+        head = _describe_head(chosen, config, table)
     except CheckpointError as fault:
         reasons.append(str(fault))
     heads, hidden, layers = (_integer(text, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
@@ -145,6 +157,9 @@ def inspect(
         tokenizer=_tokenizer_kind(directory),
         special_ids=_special_ids(directory, config),
         mtp=_mtp(text, table),
+        draft_head="" if head is None else head.note,
+        draft_head_usable=None if head is None else head.usable,
+        draft_head_reads=None if head is None or head.settings is None else head.settings.base_hidden_variant,
         kv_bytes_per_token=_kv_bytes(text, layers, kv_heads, head_dim),
     )
 
@@ -172,14 +187,19 @@ def _count_parameters(table: TensorTable, quantisation: Quantisation | None) -> 
 
 def _mtp(config: Mapping[str, Any], table: TensorTable) -> str:
     declared = any(_integer(config, key) for key in _HEAD_KEYS)
-    if any(_MTP.search(name) for name in table.tensors) or _sidecar_has_mtp(table):
+    if any(_MTP.search(name) for name in table.tensors) or table.head_file is not None:
         return "present" if declared else "present, not declared"
     return "declared but absent" if declared else "absent"
 
 
-def _sidecar_has_mtp(table: TensorTable) -> bool:
-    """Whether a converted head lies in its own file beside the weights, as converters keep it."""
-    return (table.files[0].parent / "mtp.safetensors").is_file()
+def _describe_head(family: Family, config: dict[str, Any], table: TensorTable) -> HeadReport | None:
+    """What a family that drives draft heads says of this one."""
+    from polytoken.models.hybrid.family import HybridFamily  # noqa: PLC0415  (pulls in the networks)
+
+    if not isinstance(family, HybridFamily):
+        return None
+    shapes = {name: record.shape for name, record in table.tensors.items()}
+    return family.describe_head(config, shapes, read_metadata(table))
 
 
 def _kv_bytes(
