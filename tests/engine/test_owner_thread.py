@@ -25,9 +25,10 @@ from engine_fakes import (
 
 from polytoken.engine import Engine, Handle, SchedulerLimits
 from polytoken.engine.engine import _Submission
-from polytoken.errors import EngineError, (
+from polytoken.errors import (
     CancelledError,
     CheckpointError,
+    EngineError,
     NonFiniteError,
     PolytokenError,
     RequestError,
@@ -343,9 +344,10 @@ def test_everyone_gets_an_answer_when_the_owner_thread_dies(where: str) -> None:
     for number, events in enumerate(ends):
         engine.submit(make_request(f"{number}", tokens=1 if number == 0 else 9), events.append)
         gate.wait()
-    with aside(lambda: engine.submit(make_request("late"), ends[0].append)) as late, aside(
-        lambda: engine.call(lambda _: None)
-    ) as call:
+    with (
+        aside(lambda: engine.submit(make_request("late"), ends[0].append)) as late,
+        aside(lambda: engine.call(lambda _: None)) as call,
+    ):
         gate.open.set()
         for waiter in (late, call):
             with pytest.raises(EngineError, match="bang"):
