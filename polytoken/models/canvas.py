@@ -149,6 +149,10 @@ class CanvasModel(ABC):
         """The latent state before the first denoise, entropies at log V."""
 
     @abstractmethod
+    def with_canvas(self, canvas_length: int) -> CanvasModel:
+        """The same network over canvases of another length, at most `max_positions`; weights are shared."""
+
+    @abstractmethod
     def encode(self, ids: mx.array, cache: DecodingState) -> None:
         """Append the keys and values of ids int32 [1, S], S > 0, to the cache; nothing is evaluated here."""
 

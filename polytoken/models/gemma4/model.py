@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -69,6 +69,9 @@ class GemmaCanvas(CanvasModel):
         return LatentState.empty(
             1, self.canvas_length, self.memory_slots, self.latent_dim, entropy=math.log(self.vocab_size)
         )
+
+    def with_canvas(self, canvas_length: int) -> GemmaCanvas:
+        return type(self)(self.network, replace(self.config, canvas_length=canvas_length))
 
     def encode(self, ids: mx.array, cache: DecodingState) -> None:
         layers: list[Any] = cache.layers
