@@ -119,7 +119,10 @@ class DraftHead(ABC):
 
     @abstractmethod
     def append(self, hidden: mx.array, next_ids: mx.array, cache: DecodingState) -> None:
-        """Add R pairs to the history and nothing more: no vocabulary product, no returned rows; lazy."""
+        """Add R pairs to the history and nothing more: no vocabulary product, no returned rows.
+
+        Lazy: evaluate `cache.arrays()` with the cycle's other outputs, or unread appends pile up.
+        """
 
 
 class DraftingModel(CausalModel):
