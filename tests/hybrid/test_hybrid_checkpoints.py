@@ -11,6 +11,7 @@ import pytest
 from hybrid_models import FAMILIES, bits, load_model, run, some_ids
 
 from polytoken.checkpoint import load_runtime
+from polytoken.checkpoint.files import read_table
 from polytoken.checkpoint.inspect import inspect
 from polytoken.errors import CheckpointError
 from polytoken.models.draft import DraftingModel, DraftSettings
@@ -143,6 +144,21 @@ def test_a_dropped_head_is_said(family, tmp_path: Path) -> None:
     assert report.supported and report.mtp == "declared but absent"
     assert report.draft_head == model.draft_head_note
     assert report.draft_head_usable is False and report.draft_head_reads is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_of_a_forward_leave_out_the_head_and_experts_not_chosen(family, tmp_path: Path) -> None:
+    with_head, without = load_model(write(tmp_path / "a", family)), tmp_path / "b"
+    assert load_model(write(without, family, layout=Layout(head="dropped"))).draft_head is None
+    reads = with_head.weight_bytes_per_forward
+    assert reads == load_model(without).weight_bytes_per_forward
+    table = read_table(without)
+    text = {n: t for n, t in table.tensors.items() if "visual" not in n}
+    embedding = next(t for n, t in text.items() if n.endswith("embed_tokens.weight"))
+    experts = sum(t.nbytes for n, t in text.items() if ".experts." in n)
+    chosen = experts * 2 // 8
+    assert reads == sum(t.nbytes for t in text.values()) - embedding.nbytes + 64 * 4 - experts + chosen
+    assert inspect(without).kv_bytes_per_token == {"float32": 2 * 2 * 32 * 4, "float16": 2 * 2 * 32 * 2}
 
 
 def test_no_head_and_none_declared(tmp_path: Path) -> None:

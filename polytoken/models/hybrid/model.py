@@ -68,13 +68,14 @@ class HybridModel(DraftingModel):
         return logits.astype(mx.float32)
 
 
-def trunk_weight_bytes(text: nn.Module, *, tied: bool) -> int:
+def trunk_weight_bytes(text: Any, *, tied: bool) -> int:
     """Bytes of weights that one single-row forward reads; an untied embedding counts one row."""
-    total = layer_weight_bytes(text)
-    embedding = text.model.embed_tokens
-    if not tied:
-        total -= sum(array.nbytes - array.nbytes // array.shape[0] for _, array in tree_flatten(embedding.parameters()))
-    return total
+    total = layer_weight_bytes(text.model)  # not of `text`: a head may hang beside the trunk there
+    if tied:
+        return total
+    embedding = [array for _, array in tree_flatten(text.model.embed_tokens.parameters())]
+    unread: int = sum(array.nbytes - array.nbytes // array.shape[0] for array in embedding)
+    return total - unread + layer_weight_bytes(text.lm_head)
 
 
 def layer_weight_bytes(part: nn.Module) -> int:
