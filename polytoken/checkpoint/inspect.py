@@ -211,7 +211,7 @@ def _kv_bytes(
     full = layers
     if isinstance(kinds, list):
         full = sum(kind == "full_attention" for kind in kinds)
-    elif pattern := _integer(config, "sliding_window_pattern"):
+    elif pattern := _integer(config, "sliding_window_pattern") or _integer(config, "full_attention_interval"):
         full = layers // pattern
     rows = 2 * full * kv_heads * head_dim
     return {"float32": rows * 4, "float16": rows * 2}
