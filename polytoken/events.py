@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final
 
@@ -117,8 +117,10 @@ class Token(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationResult(Event):
+class GenerationResult(Event, Mapping[str, Any]):
     """The end of an accepted request that ran to a stop condition.
+
+    Also the record that it is written as: `result["text"]` is `result.text`, and a lane's own fields are there too.
 
     `stop_reason` is one of `turn_end`, `eos`, `stop_string`, `max_new_tokens`, `max_denoising_steps`,
     `episode_watchdog`, `context_full`.
@@ -153,6 +155,15 @@ class GenerationResult(Event):
     mlx_peak_memory_bytes: int
     logprobs: tuple[TokenLogprob, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # lane fields (denoise_steps, acceptance, ...)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.to_dict()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         record = super().to_dict()
