@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,11 +16,12 @@ from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.canvas.method import CanvasMethod, Verdict, run_layers
 from polytoken.lanes.canvas.prefill import CanvasPrefill
 from polytoken.lanes.canvas.rows import CanvasRow, check_prompt, check_sampling
-from polytoken.lanes.canvas.watch import Observer
+from polytoken.lanes.canvas.watch import CanvasFrame, Observer
 from polytoken.models.canvas import CanvasModel, CanvasPass
 from polytoken.request import Request, SamplingParams
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 class CanvasLane(Lane[CanvasRow]):
@@ -178,7 +181,7 @@ class CanvasLane(Lane[CanvasRow]):
         commit = self.method.finish(row, verdict.read())
         self._denoises += 1
         if self._observer is not None and verdict.frame is not None:
-            self._observer(
+            self._show(
                 verdict.frame.frame(
                     request_id=row.request.request_id,
                     denoise_steps=row.steps,
@@ -188,6 +191,15 @@ class CanvasLane(Lane[CanvasRow]):
                 )
             )
         return commit
+
+    def _show(self, frame: CanvasFrame) -> None:
+        assert self._observer is not None
+        try:
+            self._observer(frame)
+        except Exception:
+            # The spectator's fault must not become the request's.
+            _LOG.error("the observer of the canvas failed and is dropped\n%s", traceback.format_exc())
+            self.observer = None
 
 
 def _attempt(action: Callable[..., T], *arguments: Any) -> T | Exception:

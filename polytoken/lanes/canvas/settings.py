@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from polytoken.lanes.canvas.knobs import check_count, check_number, refusal
-from polytoken.models.canvas import CommitSettings
+
+if TYPE_CHECKING:  # settings are checked before anything is imported that needs MLX
+    from polytoken.models.canvas import CommitSettings
 
 PolicyName = Literal["auto", "rolling", "block"]
 POLICIES: Final = ("auto", "rolling", "block")
