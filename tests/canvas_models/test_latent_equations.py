@@ -125,11 +125,12 @@ def test_observation(scene: Scene, nothing_valid_after: int) -> None:
     assert close(np.array(after.gdn2.working[0]), working)
 
 
-@pytest.mark.parametrize(("count", "reason"), [(1, 1), (4, 3), (8, 2)])
-def test_commit(scene: Scene, count: int, reason: int) -> None:
+@pytest.mark.parametrize(("count", "reason", "scale"), [(1, 1, 1), (4, 3, 1), (8, 2, 1), (2, 0, 30)])
+def test_commit(scene: Scene, count: int, reason: int, scale: int) -> None:
+    memory = scale * scene.state.memory_slots
     embeddings = scene.model.embed(random_canvas(scene.model, seed=8)[:, :count])
     written, _ = scene.model.commit_write(
-        scene.state.memory_slots,
+        memory,
         scene.output,
         token_embeddings=embeddings,
         lengths=mx.array([count], mx.int32),
@@ -138,7 +139,7 @@ def test_commit(scene: Scene, count: int, reason: int) -> None:
         head=head_of(HEAD),
     )
     wanted = scene.reference.commit(
-        np.array(scene.state.memory_slots[0], np.float64),
+        np.array(memory[0], np.float64),
         np.array(embeddings[0], np.float64),
         heavy=scene.logical(scene.output.heavy_hidden),
         context=scene.logical(scene.output.working_state),

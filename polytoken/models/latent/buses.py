@@ -73,8 +73,9 @@ class WorkingMemoryBus(MemoryBus):
 
     def _attend(self, query: mx.array, keys: mx.array, values: mx.array, seen: mx.array) -> mx.array:
         some = mx.any(seen, axis=-1)[:, None, None, None]
-        mask = seen[:, None, None, :] | ~some  # a row without any key would come out as a mean, not as zero
+        mask = seen[:, None, None, :]
         found = mx.fast.scaled_dot_product_attention(query, keys, values, scale=query.shape[-1] ** -0.5, mask=mask)
+        # Attention over no key at all is a mean of all values, or not a number; nothing was found.
         return mx.where(some, found, 0.0)
 
 

@@ -24,7 +24,7 @@ class Pool(nn.Module):
         self.score = mx.zeros((dim,))
 
     def __call__(self, rows: mx.array, confidence: mx.array, valid: mx.array) -> mx.array:
-        """[B, D], the weighted mean of rows [B, C, D] over the valid positions, bool [B, C]; some must be valid."""
+        """[B, D], the weighted mean of rows [B, C, D] over the valid positions, bool [B, C]; NaN if there are none."""
         scores = self.omega.astype(mx.float32) * confidence + rows @ self.score.astype(mx.float32)
         shares = mx.softmax(mx.where(valid, scores, -mx.inf), axis=-1)
         return mx.sum(shares[..., None] * rows, axis=1)
@@ -66,7 +66,7 @@ class Observer(nn.Module):
         old = state.token_latents
         latents = mx.where(valid[..., None], gate_update(self["update"], old, self.state_norm(old), seen), old)
         some = mx.any(valid, axis=-1)
-        pooled = self.pool(seen, state.confidence, valid | ~some[:, None])
+        pooled = self.pool(seen, state.confidence, valid)
         memory = to_heads(state.gdn2.working, self._heads)
         written = mx.where(some[:, None, None, None], gdn2_step(memory, self.writer(pooled)), memory)
         return replace(state, token_latents=latents, gdn2=replace(state.gdn2, working=from_heads(written)))
