@@ -10,12 +10,18 @@ from __future__ import annotations
 import mlx.core as mx
 
 from polytoken.cache.bank import StateBank, Tail
+from polytoken.cache.identity import StateIdentity
 from polytoken.cache.state import DecodingState
 from polytoken.models.base import CausalModel, Hidden
 
 
 class Prefill:
     """The prefill of one row, at most one chunk per `step`.
+
+    Args:
+        identity: what states are banked under, None for the bank's own.
+        reusable: how many of the prompt's first tokens may be restored; None for all. With a number, which excludes
+            whole prompts, none are banked either.
 
     Attributes:
         ids: the whole prompt, n tokens.
@@ -25,14 +31,25 @@ class Prefill:
         logits: float32 [1, V] of the last prompt token once `step` has returned True.
     """
 
-    def __init__(self, model: CausalModel, bank: StateBank, ids: tuple[int, ...], *, chunk: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        bank: StateBank,
+        ids: tuple[int, ...],
+        *,
+        chunk: int,
+        identity: StateIdentity | None = None,
+        reusable: int | None = None,
+    ) -> None:
         self.ids = ids
         self.logits: mx.array | None = None
         self._model = model
         self._bank = bank
         self._chunk = chunk
         self.cache: DecodingState = model.make_cache()
-        found = bank.find(ids)
+        self._identity = identity
+        self._whole = reusable is None
+        found = bank.find(ids[:reusable], need_tail=self._whole, identity=identity)
         self.cached_tokens = found.length
         self.miss = None if found.miss is None else str(found.miss)
         if found.snapshot is not None:
@@ -56,7 +73,7 @@ class Prefill:
             stop = self.position + self.cost
             if stop < len(self.ids):
                 self._encode(stop)
-                self._bank.put(self.ids[:stop], self.cache)
+                self._bank.put(self.ids[:stop], self.cache, identity=self._identity)
             else:
                 self._encode(stop - 1)
                 self._finish()
@@ -78,7 +95,9 @@ class Prefill:
         hidden = self._forward(len(self.ids), keep=1)
         self.logits = self._model.project(hidden.post[:, -1])
         mx.eval(self.logits, self.cache.arrays())
-        self._bank.put(self.ids, self.cache, tail=Tail(logits=self.logits, hidden=hidden.post))
+        if self._whole:
+            tail = Tail(logits=self.logits, hidden=hidden.post)
+            self._bank.put(self.ids, self.cache, tail=tail, identity=self._identity)
 
     def _forward(self, stop: int, *, keep: int) -> Hidden:
         ids = mx.array([self.ids[self.position : stop]], dtype=mx.int32)
