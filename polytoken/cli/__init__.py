@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polytoken.errors import EXIT_INTERRUPTED
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` by default) and return the process's exit status."""
-    from polytoken.cli.entry import run  # noqa: PLC0415  (`import polytoken.cli` itself costs nothing)
+    try:
+        from polytoken.cli.entry import run  # noqa: PLC0415  (`import polytoken.cli` itself costs nothing)
 
-    return run(arguments)
+        return run(arguments)
+    except KeyboardInterrupt:  # before or after the part that knows what to do about it
+        return EXIT_INTERRUPTED

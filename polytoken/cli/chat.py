@@ -8,8 +8,8 @@ import typer
 
 from polytoken.cli import options as flags
 from polytoken.cli.conversation import HELP, Conversation, Leave
+from polytoken.cli.loading import load_engine
 from polytoken.cli.output import describe_result, describe_runtime
-from polytoken.cli.progress import show_progress
 from polytoken.cli.terminal import Screen, open_screen
 from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
@@ -65,16 +65,14 @@ def chat(
     flags.check_revision(model, revision)
 
     flags.require_backend()
-    from polytoken.api import EngineOptions, open_engine  # noqa: PLC0415
+    from polytoken.api import EngineOptions  # noqa: PLC0415
 
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=1, prefill_chunk_size=prefill_chunk_size,
         prefix_cache_mib=prefix_cache_mib,
     )  # fmt: skip
-    with show_progress(verbose=verbose) as progress:
-        engine = open_engine(engine_options, progress=progress)
-    with engine:
+    with load_engine(engine_options, verbose=verbose) as engine:
         screen = open_screen(verbose=verbose)
         screen.note(describe_runtime(engine.loaded))
         failed = _talk(engine, Conversation(defaults(engine.sampling), system=system), screen)

@@ -35,9 +35,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str], *, debug: bool) -> int:
-    from polytoken.cli.app import app  # noqa: PLC0415  (after the streams are prepared)
-
     try:
+        from polytoken.cli.app import app  # noqa: PLC0415  (after the streams are prepared)
+
         status = app(words, prog_name="polytoken", standalone_mode=False)
     except PolytokenError as error:
         say("error", describe(error))

@@ -12,6 +12,7 @@ import typer
 
 from polytoken.cli import options as flags
 from polytoken.cli.interrupts import draining
+from polytoken.cli.loading import load_engine
 from polytoken.cli.output import (
     JsonLines,
     PlainText,
@@ -20,7 +21,7 @@ from polytoken.cli.output import (
     describe_summary,
     say,
 )
-from polytoken.cli.progress import show_progress, waiting
+from polytoken.cli.progress import waiting
 from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, UsageError
 from polytoken.events import (
     Event,
@@ -108,16 +109,14 @@ def generate(
     flags.check_revision(model, revision)
 
     flags.require_backend()
-    from polytoken.api import EngineOptions, open_engine  # noqa: PLC0415
+    from polytoken.api import EngineOptions  # noqa: PLC0415
 
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=batch_size, prefill_chunk_size=prefill_chunk_size,
         prefix_cache_mib=prefix_cache_mib, max_queue_size=max_queue_size,
     )  # fmt: skip
-    with show_progress(verbose=verbose) as progress:
-        engine = open_engine(engine_options, progress=progress)
-    with engine:
+    with load_engine(engine_options, verbose=verbose) as engine:
         chosen = defaults(engine.sampling)
         source: Source
         if record is not None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import IO, Any
 
 import pytest
@@ -124,6 +125,16 @@ def test_ctrl_c_drains_cleanly(tiny: str) -> None:
     assert events[-1]["interrupted"]
     assert process.stderr is not None
     assert process.stderr.read() == "polytoken: note: interrupted\n"
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.5])
+def test_ctrl_c_while_loading(tiny: str, seconds: float) -> None:
+    process = start(tiny, "--requests-jsonl", "-")
+    time.sleep(seconds)  # in the middle of imports, or of the load, or after it
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 or (seconds < 1 and process.returncode == -signal.SIGINT)
+    assert seconds < 1 or "Traceback" not in errors
 
 
 def test_ctrl_c_while_nothing_happens(tiny: str) -> None:
