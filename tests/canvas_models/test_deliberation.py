@@ -235,3 +235,27 @@ def test_memory_reaches_the_next_denoise(model: LatentConditioned) -> None:
     memory = write_commit(model, latent.memory_slots, output, length=4, head=0)
     later = model.denoise(canvas, cache, latent=replace(latent, memory_slots=memory), head=head_of(0))
     assert largest(later.heavy_hidden, output.heavy_hidden) > 1e-3
+
+
+def test_buses_speak_after_full_layers_in_order(model: LatentConditioned) -> None:
+    latent, head = random_latent(model, seed=5), head_of(3)
+    canvas, cache = random_canvas(model), encoded(model, 14)
+    inner = model._latent
+    seen = inner.logical_seen(latent, head)
+    work = model.begin(canvas, cache, latent=latent, head=head)
+    hidden, reader = work.hidden, 0
+    working = to_logical(model.finish(work).working_state, head)
+    working_kv = inner.working_memory_bus.prepare_kv((working, seen))
+    persistent_kv = inner.persistent_memory_bus.prepare_kv(latent.memory_slots, seen)
+    for index, kind in enumerate(model.config.layer_types):
+        model.run_layer(index, work)
+        hidden = model.network.model.decoder.layers[index].decode(hidden, cache.layers[index])
+        if kind == "full_attention":
+            if reader < inner.working_memory_bus.num_readers:
+                silent = hidden
+                hidden = inner.working_memory_bus.read(hidden, reader, *working_kv)
+                hidden = inner.persistent_memory_bus.read(hidden, reader, *persistent_kv)
+                assert largest(silent, hidden) > 0.01
+            reader += 1
+        assert same(work.hidden, hidden)
+    assert reader == 2
