@@ -42,9 +42,7 @@ Model = Annotated[
     typer.Option("--model", "--checkpoint", help="Folder, hub id, GGUF file or catalogue name.", show_default=False),
 ]
 Lane = Annotated[str, typer.Option(help="auto or ar: how tokens get committed.", rich_help_panel=_ENGINE)]
-Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16 or float16, for weights and arithmetic.", rich_help_panel=_ENGINE)
-]
+Dtype = Annotated[str, typer.Option(help="auto, stored, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)]
 Dequantise = Annotated[
     bool | None,
     typer.Option(

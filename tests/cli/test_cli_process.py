@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -182,3 +183,9 @@ def test_events_are_utf8_whatever_the_locale(tiny: str) -> None:
     )  # fmt: skip
     assert finished.returncode == 0
     assert '"request_id": "größe"'.encode() in finished.stdout
+
+
+def test_a_failed_load_ends_cleanly(tmp_path: Path) -> None:
+    command = [*COMMAND, "generate", "--model", str(tmp_path), "--prompt", "x"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.returncode, len(finished.stderr.splitlines())) == (2, 1)
