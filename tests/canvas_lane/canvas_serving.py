@@ -12,8 +12,16 @@ from polytoken.cache.identity import StateIdentity
 from polytoken.checkpoint import load_runtime
 from polytoken.checkpoint.runtime import Runtime
 from polytoken.engine import Label, Scheduler, SchedulerLimits
-from polytoken.events import Event, FirstDenoise, GenerationFailed, GenerationResult, RequestRejected, RequestStarted
-from polytoken.events import InferenceSummary, Token
+from polytoken.events import (
+    Event,
+    FirstDenoise,
+    GenerationFailed,
+    GenerationResult,
+    InferenceSummary,
+    RequestRejected,
+    RequestStarted,
+    Token,
+)
 from polytoken.lanes.canvas.lane import CanvasLane
 from polytoken.lanes.canvas.opening import open_canvas_lane
 from polytoken.lanes.canvas.settings import CanvasSettings
@@ -28,9 +36,9 @@ LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_att
 # Two policies over the two kinds of checkpoint; every kind gets its answers done within a few denoises.
 KINDS = ("modilify", "block", "rolled")
 SETTINGS = {
-    "modilify": CanvasSettings(commit_failure_budget=3.0),
+    "modilify": CanvasSettings(),
     "block": CanvasSettings(max_denoising_steps=4),
-    "rolled": CanvasSettings(policy="rolling", commit_failure_budget=3.0),
+    "rolled": CanvasSettings(policy="rolling", commit_failure_budget=0.02),
 }
 
 
@@ -108,11 +116,9 @@ def serve(
     rows = max_rows or lane.max_batch_rows
     scheduler = Scheduler(
         lane,
-        SchedulerLimits(
-            max_rows=rows, rows_per_step=lane.capacity, max_pending=64, prefill_budget=lane.prefill_chunk
-        ),
+        SchedulerLimits(max_rows=rows, rows_per_step=lane.capacity, max_pending=64, prefill_budget=lane.prefill_chunk),
         encode=lambda request: prompt_ids(tokenizer, request) if tokenizer else request.token_ids,
-        open_text=lambda request: TextStream(tokenizer) if tokenizer else IdText(),
+        open_text=lambda request: TextStream(tokenizer, stop=request.stop) if tokenizer else IdText(),
         emit=served.events.append,
         label=Label("tiny"),
         log=lambda text: None,
@@ -158,7 +164,7 @@ class _Step:
 
 
 def mixed_requests(vocab_size: int) -> list[Request]:
-    """Eight requests that differ in every way that a lane may confuse: two share a prompt, several share a beginning."""
+    """Eight requests that differ in all that a lane may confuse: two share a prompt, several a beginning."""
     base = [(7 * i + 3) % (vocab_size - 10) + 5 for i in range(40)]
     penalised = SamplingParams(repetition_penalty=1.3)
 
@@ -168,7 +174,7 @@ def mixed_requests(vocab_size: int) -> list[Request]:
     return [
         make("a", base[:20], 9, seed=1),
         make("b", base[:20], 9, seed=2),
-        make("c", base[:17] + [9, 9], 5, seed=-3),
+        make("c", [*base[:17], 9, 9], 5, seed=-3),
         make("d", base[:8], 13, seed=2**40 + 4),
         make("e", base[30:33], 1, seed=5),
         make("f", base, 7, seed=6, sampling=penalised),
