@@ -26,25 +26,26 @@ class SharedRope(nn.Module):  # type: ignore[misc]  # mlx.nn has no types
         super().__init__()
         self._rope = rope
         self._dims = dims
-        self._at: tuple[int, int, mx.Dtype] | None = None
+        self._at: tuple[int, int] | None = None
         self._table: tuple[mx.array, mx.array] | None = None
 
     def __call__(self, x: mx.array, offset: int = 0) -> mx.array:
         """Rotate x [B, h, S, D] whose first row stands at position `offset`."""
-        if not isinstance(offset, int) or x.shape[-1] != self._dims:
+        if not isinstance(offset, int) or x.shape[-1] != self._dims or x.dtype != mx.float32:
+            # A table in half precision would round once more than the library does.
             turned: mx.array = self._rope(x, offset=offset)
             return turned
-        cosines, sines = self._tables(x.shape[-2], offset, x.dtype)
+        cosines, sines = self._tables(x.shape[-2], offset)
         half = self._dims // 2
         swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
         return x * cosines + swapped * sines
 
-    def _tables(self, rows: int, offset: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    def _tables(self, rows: int, offset: int) -> tuple[mx.array, mx.array]:
         """[c | c] and [-s | s], each [1, 1, rows, D]; made anew when the position or the number of rows changes."""
-        at = (rows, offset, dtype)
+        at = (rows, offset)
         if self._table is None or self._at != at:
             half = self._dims // 2
-            unit = mx.concatenate([mx.ones((1, 1, rows, half), dtype), mx.zeros((1, 1, rows, half), dtype)], axis=-1)
+            unit = mx.concatenate([mx.ones((1, 1, rows, half)), mx.zeros((1, 1, rows, half))], axis=-1)
             turned = self._rope(unit, offset=offset)
             c, s = turned[..., :half], turned[..., half:]
             self._table = mx.concatenate([c, c], axis=-1), mx.concatenate([-s, s], axis=-1)

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from polytoken.cache.layers import CacheLayer, KVLayer, SlidingKVLayer
 from polytoken.cache.state import DecodingState
+from polytoken.kernels.rope import share_rope
 from polytoken.models.base import CausalModel, Hidden
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
@@ -29,6 +30,8 @@ class DenseModel(CausalModel):
         self.vocab_size = int(network.args.vocab_size)
         self.hidden_size = int(network.args.hidden_size)
         self.weight_bytes_per_forward = weight_bytes(network, tied=tied)
+        if mx.default_device() == mx.cpu:
+            share_rope([layer.self_attn for layer in network.model.layers], dims=_head_width(network.args))
 
     def make_cache(self) -> DecodingState:
         layers: list[CacheLayer] = [KVLayer() if window is None else SlidingKVLayer(window) for window in self._windows]
@@ -48,6 +51,11 @@ class DenseModel(CausalModel):
         """Post-norm hidden [1, S, H] of ids [1, S]."""
         hidden: mx.array = self.network.model(ids, cache=cache.layers)
         return hidden
+
+
+def _head_width(args: Any) -> int:
+    """Width of one attention head; configs leave it out when it is hidden size over heads."""
+    return int(getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads)
 
 
 def weight_bytes(network: nn.Module, *, tied: bool) -> int:

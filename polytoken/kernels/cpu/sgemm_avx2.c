@@ -18,7 +18,11 @@ typedef __m256 V;
 #define TILE_ROWS 6
 #define TILE_VECS 2
 #define FEW_ROWS 8
-#define GROUPS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : (R) <= 4 ? 2 : 1)
+#define GROUPS_OF_1 3
+#define GROUPS_OF_2 2
+#define GROUPS_OF_3 1
+#define GROUPS_OF_4 1
+#define GROUPS_OF_MORE 1
 #define WIDE(R) ((R) == 1 ? 8 : (R) == 2 ? 6 : (R) == 3 ? 4 : (R) == 4 ? 3 : (R) <= 6 ? 2 : 1)
 
 /* Rows u and u + 4 share a register, loaded as halves, so that a 4x4 turn within each half finishes the work:

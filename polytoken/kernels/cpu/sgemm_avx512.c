@@ -18,7 +18,11 @@ typedef __m512 V;
 #define TILE_ROWS 14
 #define TILE_VECS 2
 #define FEW_ROWS 8
-#define GROUPS(R) ((R) <= 2 ? 2 : 1)
+#define GROUPS_OF_1 2
+#define GROUPS_OF_2 2
+#define GROUPS_OF_3 1
+#define GROUPS_OF_4 1
+#define GROUPS_OF_MORE 1
 #define WIDE(R) ((R) <= 2 ? 8 : (R) <= 4 ? 4 : 2)
 #define BLOCK_K 256
 

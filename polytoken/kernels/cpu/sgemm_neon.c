@@ -18,7 +18,11 @@ typedef float32x4_t V;
 #define TILE_ROWS 8
 #define TILE_VECS 3
 #define FEW_ROWS 8
-#define GROUPS(R) ((R) <= 2 ? 4 : (R) <= 4 ? 3 : 2)
+#define GROUPS_OF_1 2
+#define GROUPS_OF_2 2
+#define GROUPS_OF_3 1
+#define GROUPS_OF_4 1
+#define GROUPS_OF_MORE 1
 #define WIDE(R) ((R) == 1 ? 16 : (R) == 2 ? 8 : (R) <= 4 ? 6 : 3)
 
 INLINE void load_transposed(const float *w, ptrdiff_t ld, V col[LANES])

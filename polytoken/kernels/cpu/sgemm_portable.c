@@ -15,7 +15,11 @@ typedef float unaligned_V __attribute__((vector_size(16), aligned(4), may_alias)
 #define TILE_ROWS 6
 #define TILE_VECS 2
 #define FEW_ROWS 8
-#define GROUPS(R) ((R) <= 2 ? 4 : (R) <= 4 ? 2 : 1)
+#define GROUPS_OF_1 2
+#define GROUPS_OF_2 2
+#define GROUPS_OF_3 1
+#define GROUPS_OF_4 1
+#define GROUPS_OF_MORE 1
 #define WIDE(R) ((R) == 1 ? 8 : (R) <= 4 ? 3 : 1)
 
 INLINE void load_transposed(const float *w, ptrdiff_t ld, V col[LANES])
