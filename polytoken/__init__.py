@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytoken.api import EngineOptions, chat, generate, load, make_request, open_engine, stream
+    from polytoken.api import chat, generate, load, load_model, make_request, open_engine, stream
+    from polytoken.assembly import EngineOptions
     from polytoken.engine import Engine
     from polytoken.errors import PolytokenError
     from polytoken.request import Request, RequestDefaults, SamplingParams, parse_record
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EngineOptions": "polytoken.api",
+    "EngineOptions": "polytoken.assembly",
     "chat": "polytoken.api",
     "generate": "polytoken.api",
     "load": "polytoken.api",
+    "load_model": "polytoken.api",
     "make_request": "polytoken.api",
     "open_engine": "polytoken.api",
     "stream": "polytoken.api",
@@ -42,6 +44,7 @@ __all__ = [
     "chat",
     "generate",
     "load",
+    "load_model",
     "make_request",
     "open_engine",
     "parse_record",

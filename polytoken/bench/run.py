@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from polytoken.api import EngineOptions, make_request, open_engine
+from polytoken.api import make_request, open_engine
+from polytoken.assembly import EngineOptions
 from polytoken.bench.machine import Machine, describe_machine
 from polytoken.bench.peer import Sample, run_mlx_lm
 from polytoken.bench.report import Floor, Measurement, Report

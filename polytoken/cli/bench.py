@@ -48,7 +48,7 @@ def bench(
         raise UsageError("--peer-products goes with --against", field="--peer-products")
     flags.check_revision(model, revision)
     flags.require_backend()
-    from polytoken.api import EngineOptions  # noqa: PLC0415
+    from polytoken.assembly import EngineOptions  # noqa: PLC0415
     from polytoken.bench.run import BenchOptions, run_bench  # noqa: PLC0415
 
     engine = EngineOptions(

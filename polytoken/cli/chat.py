@@ -65,7 +65,7 @@ def chat(
     flags.check_revision(model, revision)
 
     flags.require_backend()
-    from polytoken.api import EngineOptions  # noqa: PLC0415
+    from polytoken.assembly import EngineOptions  # noqa: PLC0415
 
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,

@@ -11,7 +11,7 @@ from polytoken.cli.progress import show_progress
 from polytoken.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from polytoken.api import EngineOptions
+    from polytoken.assembly import EngineOptions
     from polytoken.engine import Engine
 
 

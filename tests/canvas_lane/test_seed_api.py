@@ -12,7 +12,7 @@ import pytest
 from polytoken.api import EngineOptions
 from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult
-from polytoken.seed_api import generate, load_model
+from polytoken.api import generate, load_model
 from polytoken.testkit.modilify import write_modilify
 
 WIRED = "canvas" in {field.name for field in fields(EngineOptions)}

@@ -1,0 +1,290 @@
+"""Putting the rooms together on the owner thread: options and a checkpoint in, a lane that an engine can run out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytoken import __version__
+from polytoken.backend import DEVICES, enable_products, select_device
+from polytoken.engine import Label, LoadedLane, SchedulerLimits
+from polytoken.errors import UsageError
+from polytoken.events import RuntimeLoaded
+from polytoken.kernels.products import ProductsReport
+from polytoken.lanes.canvas.settings import CanvasSettings
+from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from polytoken.cache.identity import StateIdentity
+    from polytoken.checkpoint import Runtime
+    from polytoken.checkpoint.progress import Progress
+    from polytoken.lanes.base import Lane
+
+LANES = ("auto", "ar", "mtp", "canvas")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Everything an engine can be told. Every field has an effect that `runtime_loaded` reports.
+
+    Attributes:
+        model: folder, hub id, GGUF file or catalogue name.
+        lane: `ar`, `mtp`, `canvas`, or `auto` for what suits the checkpoint: canvas for a block-diffusion model, mtp
+            where there is a usable draft head, else ar.
+        dtype: of weights and arithmetic: `auto` (float32 on the CPU, as stored on a GPU), `float32`, `bfloat16`, ...
+        dequantise: unpack quantised weights at load; None means on the CPU when memory allows.
+        products: what multiplies float32 matrices on the CPU: `exact`, `stock`, or the path of a BLAS library.
+        threads: most threads that one product may use.
+        device: `auto`, `cpu` or `gpu`.
+        revision: branch, tag or commit of a hub id.
+        offline: never use the network.
+        store: folder of pulled models, None for the user's cache folder.
+        batch_size: rows prefilling or decoding at once.
+        prefill_chunk_size: prompt tokens per prefill forward, and per turn of the scheduler.
+        prefix_cache_mib: MiB for reusable prompt states; 0 turns reuse off.
+        max_queue_size: requests that may wait.
+        token_events: whether `token` events are sent to those who do not say.
+        mtp: how the mtp lane speculates.
+        draft_model: a second model that drafts, named as `model` is; for the drafters that want one.
+        canvas: how the canvas lane denoises.
+
+    Raises:
+        UsageError: naming the flag of the field at fault.
+    """
+
+    model: str
+    lane: str = "auto"
+    dtype: str = "auto"
+    dequantise: bool | None = None
+    products: str = "exact"
+    threads: int = 1
+    device: str = "auto"
+    revision: str | None = None
+    offline: bool = False
+    store: Path | None = None
+    batch_size: int = 4
+    prefill_chunk_size: int = 256
+    prefix_cache_mib: int = 512
+    max_queue_size: int = 128
+    token_events: bool = True
+    mtp: MtpSettings = field(default_factory=MtpSettings)
+    draft_model: str | None = None
+    canvas: CanvasSettings = field(default_factory=CanvasSettings)
+
+    def __post_init__(self) -> None:
+        if self.lane not in LANES:
+            raise UsageError(f"--lane must be one of {', '.join(LANES)}, not {self.lane!r}", field="--lane")
+        if self.device not in DEVICES:
+            raise UsageError(f"--device must be one of {', '.join(DEVICES)}, not {self.device!r}", field="--device")
+        if self.prefix_cache_mib < 0:
+            raise UsageError("--prefix-cache-mib must be 0 (off) or more", field="--prefix-cache-mib")
+        if self.draft_model is not None and self.mtp.network != "model":
+            raise UsageError("--draft-model needs --drafter model or lookup+model", field="--draft-model")
+        self.limits()  # checks the rest
+
+    def limits(self) -> SchedulerLimits:
+        """The scheduler's share of the options."""
+        return SchedulerLimits(
+            max_rows=self.batch_size, max_pending=self.max_queue_size, prefill_budget=self.prefill_chunk_size
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The options as JSON, for `runtime_loaded`."""
+        return {**asdict(self), "store": None if self.store is None else str(self.store)}
+
+
+def load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
+    """Load the checkpoint and make its lane. Called once, on the thread that owns MLX from then on."""
+    try:
+        return _load_lane(options, progress)
+    except BaseException:
+        _release_device()  # the thread ends now
+        raise
+
+
+def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
+    start = time.perf_counter()
+    device = select_device(options.device)
+    products = enable_products(device, options.products, threads=options.threads)
+    # Imported here: what needs MLX, on the thread that owns it.
+    from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
+    from polytoken.text.stream import TextStream  # noqa: PLC0415
+
+    runtime = _load_runtime(options.model, options, progress)
+    numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
+    lane = _choose_lane(runtime, options, numerics=numerics, progress=progress)
+    tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
+
+    def open_text(request: Request) -> TextStream:
+        return TextStream(tokenizer, stop=request.stop, stop_ids=frozenset() if request.ignore_eos else stop_ids)
+
+    return LoadedLane(
+        lane=lane,
+        encode=lambda request: prompt_ids(tokenizer, request),
+        open_text=open_text,
+        label=Label(str(runtime.checkpoint), runtime.step),
+        loaded=_describe(runtime, lane, options, device=device, products=products, started=start),
+        sampling=lane.sampling if lane.name == "canvas" else recommended_sampling(runtime.generation),
+        release=_release_device,
+    )
+
+
+def _load_runtime(model: str, options: EngineOptions, progress: Progress) -> Runtime:
+    from polytoken.checkpoint import CheckpointStore, load_runtime  # noqa: PLC0415
+
+    return load_runtime(
+        model,
+        store=None if options.store is None else CheckpointStore(options.store),
+        dtype=options.dtype,
+        dequantise=options.dequantise,
+        revision=options.revision,
+        offline=options.offline,
+        progress=progress,
+    )
+
+
+def _choose_lane(runtime: Runtime, options: EngineOptions, *, numerics: str, progress: Progress) -> Any:
+    """The lane that was asked for, or the one that suits the checkpoint."""
+    from polytoken.cache.identity import StateIdentity  # noqa: PLC0415
+    from polytoken.lanes.canvas.opening import is_canvas  # noqa: PLC0415
+
+    name = options.lane
+    if name == "auto":
+        name = "canvas" if is_canvas(runtime) else "mtp" if _can_draft(runtime, options.mtp) else "ar"
+    if is_canvas(runtime) and name != "canvas":
+        raise UsageError(f"--lane {name}: this checkpoint is a block-diffusion model; use canvas", field="--lane")
+    identity = StateIdentity(
+        checkpoint=runtime.identity,
+        lane="canvas" if name == "canvas" else "ar",
+        grid=options.prefill_chunk_size,
+        numerics=numerics,
+        template_hash=runtime.tokenizer.identity,
+    )
+    if name == "canvas":
+        return _canvas_lane(runtime, options, identity)
+    if name == "mtp":
+        return _mtp_lane(runtime, options, identity, progress)
+    return _ar_lane(runtime, options, identity)
+
+
+def _can_draft(runtime: Runtime, settings: MtpSettings) -> bool:
+    """Whether `auto` means speculation: a head is there, or the user named another way to draft."""
+    return getattr(runtime.model, "draft_head", None) is not None or settings.drafter != MtpSettings.drafter
+
+
+def _ar_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity) -> Lane[Any]:
+    from polytoken.cache.bank import StateBank  # noqa: PLC0415
+    from polytoken.lanes.ar import ArLane  # noqa: PLC0415
+
+    return ArLane(
+        runtime.model,
+        StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        prefill_chunk=options.prefill_chunk_size,
+        eos_ids=runtime.tokenizer.eos_ids,
+        turn_end_id=_turn_end_id(runtime),
+        max_positions=runtime.max_positions,
+    )
+
+
+def _mtp_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity, progress: Progress) -> Lane[Any]:
+    from polytoken.cache.bank import StateBank  # noqa: PLC0415
+    from polytoken.lanes.mtp.lane import MtpLane, identify  # noqa: PLC0415
+
+    drafting = None if options.draft_model is None else _load_runtime(options.draft_model, options, progress)
+    draft_hash = "" if drafting is None else drafting.identity
+    identity = identify(identity, options.mtp, runtime.model, draft_model=draft_hash)
+    return MtpLane(
+        runtime.model,
+        StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        prefill_chunk=options.prefill_chunk_size,
+        eos_ids=runtime.tokenizer.eos_ids,
+        turn_end_id=_turn_end_id(runtime),
+        max_positions=runtime.max_positions,
+        settings=options.mtp,
+        draft_model=None if drafting is None else drafting.model,
+    )
+
+
+def _canvas_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity) -> Lane[Any]:
+    from polytoken.cache.bank import StateBank  # noqa: PLC0415
+    from polytoken.lanes.canvas.opening import open_canvas_lane  # noqa: PLC0415
+
+    return open_canvas_lane(
+        runtime,
+        options.canvas,
+        bank=StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        prefill_chunk=options.prefill_chunk_size,
+        max_batch_rows=options.batch_size,
+    )
+
+
+def _turn_end_id(runtime: Runtime) -> int | None:
+    value = runtime.generation.get("turn_end_token_id", runtime.config.get("turn_end_token_id"))
+    return value if isinstance(value, int) else None
+
+
+def _describe(
+    runtime: Runtime,
+    lane: Any,
+    options: EngineOptions,
+    *,
+    device: str,
+    products: ProductsReport,
+    started: float,
+) -> RuntimeLoaded:
+    extra: dict[str, Any] = {
+        "model": runtime.name,
+        "revision": runtime.revision,
+        "identity": runtime.identity,
+        "device": device,
+        "dtype": runtime.dtype,
+        "quantisation": runtime.quantisation,
+        "stored_quantisation": runtime.stored_quantisation,
+        "parameters": runtime.parameters,
+        "weight_bytes": runtime.weight_bytes,
+        "max_positions": runtime.max_positions,
+        "products": asdict(products),
+        "draft_head_note": getattr(runtime.model, "draft_head_note", None) or None,
+    }
+    if lane.name == "canvas":
+        extra |= lane.report()
+    elif lane.name == "mtp":
+        extra |= {"depth": options.mtp.depth, "drafter": options.mtp.drafter, "depth_policy": options.mtp.policy}
+    return RuntimeLoaded(
+        engine=f"polytoken {__version__}",
+        checkpoint=str(runtime.checkpoint),
+        step=runtime.step,
+        restored_trainable_tensors=runtime.tensor_count,
+        backend="mlx",
+        lane=lane.name,
+        execution=lane.execution,
+        load_seconds=time.perf_counter() - started,
+        extra=extra,
+        settings=options.settings(),
+    )
+
+
+def _release_device() -> None:
+    """Last act on the owner thread: wait for work in flight, give memory back, and end the thread's streams.
+
+    A stream that is still alive when its thread has gone can abort the process at exit.
+    """
+    import mlx.core as mx  # noqa: PLC0415
+
+    mx.synchronize()
+    mx.clear_cache()
+    mx.clear_streams()
+
+
+def recommended_sampling(generation: Mapping[str, Any]) -> SamplingParams:
+    """The sampling a checkpoint's generation_config.json asks for: greedy unless it says `do_sample`."""
+    if generation.get("do_sample") is not True:
+        return SamplingParams()
+    names: Sequence[str] = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    given = {name: generation[name] for name in names if generation.get(name) is not None}
+    return replace(SamplingParams(temperature=1.0), **given)
