@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
-from polytoken.lanes.mtp.draft import Cue, Draft, Kept
+from polytoken.lanes.mtp.draft import Clock, Cue, Draft, Kept
 from polytoken.lanes.mtp.row import Cycle, MtpRow
 from polytoken.lanes.mtp.steps import Steps, submit
 from polytoken.models.base import CausalModel, Hidden
@@ -21,7 +20,6 @@ from polytoken.sampling.choose import top_logprobs
 from polytoken.sampling.law import Distribution, Logits, finite_peak, shape
 from polytoken.sampling.sampler import TokenSampler, device_greedy
 
-Clock = Callable[[], float]
 Window = tuple[int, ...]
 
 
@@ -48,6 +46,12 @@ class _Verified:
     hidden: Hidden
     logits: mx.array
 
+    @property
+    def drafts(self) -> mx.array:
+        """int32 [d], -1 for a draft that came of numbers that are not finite."""
+        x, trusted = self.window[0, 1:], self.draft.trusted
+        return x if trusted is None else mx.where(trusted, x, -1)
+
     def arrays(self) -> list[mx.array]:
         """The hidden rows, which the drafter reads in the next window."""
         hidden = self.hidden
@@ -73,12 +77,10 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
     primary, state = row.pending, row.state
     assert primary is not None and row.room > 0
     requested = row.policy.depth
-    cue = Cue(primary, len(row.tokens), requested, row.room, row.sampler)
+    cue = Cue(primary, len(row.tokens), requested, row.room, row.sampler, clock)
 
-    before = clock()
     draft = yield from row.drafter.propose(cue)  # x_1 .. x_d ~ q_1 .. q_d
     d = draft.count
-    draft_seconds = clock() - before if draft.laws is not None else 0.0
 
     window = mx.array([[primary]], dtype=mx.int32)
     if draft.ids is not None:
@@ -114,7 +116,7 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
         stop_origin=None if reason is None else found.verdict.origin or "accepted_draft",
         verify_width=1 + d,
         commit_route=route,
-        draft_seconds=draft_seconds,
+        draft_seconds=draft.seconds,
         verify_seconds=found.waited,
         accept_seconds=found.worked,
     )
@@ -124,12 +126,11 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
 
 def _on_device(row: MtpRow, verified: _Verified, *, clock: Clock) -> Steps[_Examined]:
     """Greedy acceptance from the device's argmax of every row: drafts and choices come in one read."""
-    draft, window, logits = verified.draft, verified.window, verified.logits
+    draft, logits = verified.draft, verified.logits
     d = draft.count
     ids, ok = device_greedy(logits)
     choices = mx.where(ok, ids, -1)
-    drafts = window[0, 1:] if draft.trusted is None else mx.where(draft.trusted, window[0, 1:], -1)
-    seen = mx.concatenate([drafts, choices])
+    seen = mx.concatenate([verified.drafts, choices])
     yield from submit(seen, *verified.arrays())
     before = clock()
     read = np.array(seen).tolist()
@@ -140,8 +141,7 @@ def _on_device(row: MtpRow, verified: _Verified, *, clock: Clock) -> Steps[_Exam
         if truth[j] < 0:
             finite_peak(np.array(logits[j]))  # raises with a census of the row
             raise NonFiniteError(f"no logit can be trusted at output position {len(row.tokens) + j}")
-    if -1 in x:
-        raise NonFiniteError(f"the logits of the drafter ({draft.source}) are not finite", field="logits")
+    check_drafts(x, draft.source)
     for token_id in x[: verdict.accepted]:
         row.sampler.observe(token_id)
     if verdict.token is not None:
@@ -151,11 +151,13 @@ def _on_device(row: MtpRow, verified: _Verified, *, clock: Clock) -> Steps[_Exam
 
 def _on_host(row: MtpRow, verified: _Verified, *, clock: Clock) -> Steps[_Examined]:
     """Acceptance from the laws of the rows, shaped one after the other and only as far as drafts are accepted."""
-    yield from submit(verified.logits, verified.window, *verified.arrays())
+    x = verified.drafts
+    yield from submit(verified.logits, x, *verified.arrays())
     before = clock()
     rows = np.array(verified.logits, copy=False)
-    drafts = tuple(np.array(verified.window)[0, 1:].tolist())
+    drafts = tuple(np.array(x).tolist())
     waited = clock() - before
+    check_drafts(drafts, verified.draft.source)
 
     sampler, position = row.sampler, len(row.tokens)
     greedy, draws = sampler.params.greedy, sampler.draws
@@ -207,6 +209,12 @@ class _Target:
             self.sampler.counts.rollback(self._mark)
             for token_id in emitted:
                 self.sampler.observe(token_id)
+
+
+def check_drafts(drafts: Window, source: str) -> None:
+    """Raise NonFiniteError for a drafter whose numbers are not finite: no text shows it, and it is broken."""
+    if -1 in drafts:
+        raise NonFiniteError(f"the logits of the drafter ({source}) are not finite", field="logits")
 
 
 def keep_rows(trunk: CausalModel, row: MtpRow, window: mx.array, hidden: Hidden, m: int) -> tuple[Hidden, str]:

@@ -6,6 +6,7 @@ for drafts (`propose`), and told what became of every window (`commit`).
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from polytoken.sampling.draws import Purpose
 from polytoken.sampling.law import Distribution
 from polytoken.sampling.sampler import TokenSampler, device_greedy
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True, eq=False)
 class Cue:
@@ -32,6 +35,7 @@ class Cue:
         depth: how many drafts are wanted.
         room: tokens the request still wants, at least 1; more drafts than that are no use.
         sampler: the request's sampling state, with the primary observed.
+        clock: monotonic seconds.
     """
 
     primary: int
@@ -39,6 +43,7 @@ class Cue:
     depth: int
     room: int
     sampler: TokenSampler
+    clock: Clock = time.perf_counter
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +55,14 @@ class Draft:
         ids: int32 [1, d], possibly not computed yet; None for no drafts.
         laws: q_1 .. q_d from which they were drawn; None where each was chosen with certainty.
         trusted: bool [d], False where the drafter's numbers were not finite; None when the host has checked.
+        seconds: how long the host waited for the drafter's numbers.
     """
 
     source: str
     ids: mx.array | None = None
     laws: tuple[Distribution, ...] | None = None
     trusted: mx.array | None = None
+    seconds: float = 0.0
 
     @property
     def count(self) -> int:
@@ -146,9 +153,13 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
     laws: list[Distribution] = []
     counts = cue.sampler.counts
     mark = 0 if counts is None else counts.mark()
+    waited = 0.0
     for j in range(d):
         yield from submit(logits)
-        q = cue.sampler.distribution(np.array(logits[0], copy=False))
+        before = cue.clock()
+        z = np.array(logits[0], copy=False)
+        waited += cue.clock() - before
+        q = cue.sampler.distribution(z)
         u = 0.0 if params.greedy else cue.sampler.draws.uniform(cue.position + j, Purpose.DRAFT)
         x_j = pick(q, u)
         drafts.append(x_j)
@@ -158,4 +169,4 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
             logits = advance(mx.array([[x_j]], dtype=mx.int32))
     if counts is not None:
         counts.rollback(mark)
-    return Draft(source, mx.array([drafts], dtype=mx.int32), tuple(laws))
+    return Draft(source, mx.array([drafts], dtype=mx.int32), tuple(laws), seconds=waited)

@@ -21,9 +21,9 @@ from polytoken.errors import CacheError, NonFiniteError, UsageError
 from polytoken.lanes.ar import fit_length
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
-from polytoken.lanes.mtp.cycle import Clock, Outcome, run_cycle, stop_reason
+from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
 from polytoken.lanes.mtp.depth import DepthPolicy, FixedDepth, StreakDepth
-from polytoken.lanes.mtp.draft import Draft, Drafter, Kept
+from polytoken.lanes.mtp.draft import Clock, Draft, Drafter, Kept
 from polytoken.lanes.mtp.draft_model import ModelDrafter, check_draft_model
 from polytoken.lanes.mtp.following import FollowedModel
 from polytoken.lanes.mtp.head import HeadDrafter
@@ -217,7 +217,7 @@ class MtpLane(Lane[MtpRow]):
         self.tally.add(cycle)
         if row.cycles is not None:
             row.cycles.append(cycle)
-        reason = row.policy.reason
+        reason = row.policy.reason or ("" if row.tally.drafted_tokens else "there was nothing to copy")
         detail: dict[str, Any] = {
             "verify_calls": 1,
             "drafted_tokens": len(cycle.drafts),
@@ -263,10 +263,9 @@ class MtpLane(Lane[MtpRow]):
         elapsed: float,
     ) -> None:
         """Tell the policies what became of the windows. A row's time is its share of the step's, by known costs."""
-        weights = [
-            (self._costs.seconds[min(d, self.settings.depth)] or 1.0) if on else 0.0
-            for d, on in zip(depths, running, strict=True)
-        ]
+        known = [self._costs.seconds[depth] for depth in depths]
+        even = None in known  # a depth that nobody has measured yet
+        weights = [(1.0 if even else seconds or 1.0) * on for seconds, on in zip(known, running, strict=True)]
         total = sum(weights)
         for row, outcome, weight in zip(rows, outcomes, weights, strict=True):
             if isinstance(outcome, Exception) or outcome[1] is None:
