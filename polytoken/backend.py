@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from importlib import import_module
@@ -37,6 +38,9 @@ def select_device(device: str) -> str:
     if device == "gpu" and not has_gpu:
         raise UsageError(f"--device gpu: MLX finds no GPU here; {_advice()}", field="--device")
     chosen = "gpu" if has_gpu and device != "cpu" else "cpu"
+    # MLX would run float32 products on matrix units with ten bits of mantissa, and say nothing. It reads this once,
+    # at the first product; a user's own choice stays. Half-precision weights are not concerned.
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
     mx.set_default_device(mx.gpu if chosen == "gpu" else mx.cpu)
     if chosen == "cpu":
         # Fused element-wise kernels would be compiled by g++ at run time: slow to start, no gain measured on the CPU.
