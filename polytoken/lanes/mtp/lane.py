@@ -93,6 +93,13 @@ class MtpLane(Lane[MtpRow]):
         self._costs = CostTable(self.settings.depth)
         check_way_back(model)
 
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of weights that one draft reads which is not copied; 0 where all are."""
+        if self._head is not None:
+            return self._head.weight_bytes_per_draft
+        return 0 if self._draft_model is None else self._draft_model.weight_bytes_per_forward
+
     def open(self, request: Request, ids: Sequence[int]) -> MtpRow:
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(

@@ -23,10 +23,12 @@ class HybridModel(DraftingModel):
         tied: whether the embedding is the output head.
 
     Attributes:
+        network: the text network.
         head_bytes: bytes of weights that projecting one row reads.
     """
 
     def __init__(self, text: nn.Module, *, tied: bool) -> None:
+        self.network: Any = text
         self._trunk: Any = text.model
         self._head = self._trunk.embed_tokens.as_linear if tied else text.lm_head
         full = [index for index, layer in enumerate(self._trunk.layers) if not layer.is_linear]
