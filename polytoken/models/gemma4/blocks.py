@@ -151,7 +151,10 @@ class Experts(nn.Module):
             x, flat = x[order // chosen], flat[order]
         else:
             x = mx.repeat(x, chosen, axis=0)
-        gate, up = mx.split(self.gate_up_proj(x[:, None], flat, sorted_indices=is_sorted), 2, axis=-1)
+        # Reshaped, not indexed with None: MLX's sorted product on CUDA reads the stride of the axis of one row, which
+        # after x[:, None] is not the row's, and gives wrong numbers without an error (MLX 0.32.4).
+        x = x.reshape(rows * chosen, 1, -1)
+        gate, up = mx.split(self.gate_up_proj(x, flat, sorted_indices=is_sorted), 2, axis=-1)
         out: mx.array = self.down_proj(gated(gate, up), flat, sorted_indices=is_sorted)[:, 0]
         if is_sorted:
             out = out[mx.argsort(order)]
