@@ -118,20 +118,33 @@ def generate(
     engine: Engine,
     prompt: str | None = None,
     *,
+    messages: Sequence[Mapping[str, Any]] | None = None,
     max_new_tokens: int | None = 256,
+    max_denoising_steps: int | None = None,
     seed: int | None = 42,
+    think: bool = True,
     **request: Any,
 ) -> GenerationResult:
     """The whole answer to one request; the result reads like a record and like a dict.
 
     Args:
         engine: from `load` or `load_model`.
-        prompt, max_new_tokens, seed: as in `make_request`, like every further keyword.
+        request: further keywords of `make_request`, where all are explained.
 
     Raises:
         PolytokenError: what is wrong with the request, or what went wrong while it ran.
     """
-    return engine.generate(make_request(engine, prompt, max_new_tokens=max_new_tokens, seed=seed, **request))
+    made = make_request(
+        engine,
+        prompt,
+        messages=messages,
+        max_new_tokens=max_new_tokens,
+        max_denoising_steps=max_denoising_steps,
+        seed=seed,
+        think=think,
+        **request,
+    )
+    return engine.generate(made)
 
 
 def stream(
