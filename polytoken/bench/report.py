@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from polytoken.bench.machine import Machine
+from polytoken.bench.roofline import Bandwidth
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The byte floor of decoding: no single-row forward can beat reading its bytes once.
+    """The floor of one forward: it cannot be faster than reading its bytes once.
 
     Attributes:
         weight_bytes, cache_bytes: read per forward; the cache half-way through the generated tokens.
+        flops: of a denoise; None where a forward has few rows and reading is all that counts.
         gb_per_second, method: measured read bandwidth.
-        tokens_per_second: bandwidth over bytes.
+        forwards_per_second: bandwidth over bytes.
     """
 
     weight_bytes: int
     cache_bytes: int
+    flops: int | None
     gb_per_second: float
     method: str
-    tokens_per_second: float
+    forwards_per_second: float
+
+    @classmethod
+    def of(cls, weight_bytes: int, cache_bytes: int, bandwidth: Bandwidth, *, flops: int | None = None) -> Floor:
+        """The floor of a forward that reads so many bytes."""
+        rate = bandwidth.gb_per_second * 1e9 / (weight_bytes + cache_bytes)
+        return cls(
+            weight_bytes=weight_bytes,
+            cache_bytes=cache_bytes,
+            flops=flops,
+            gb_per_second=bandwidth.gb_per_second,
+            method=bandwidth.method,
+            forwards_per_second=rate,
+        )
+
+    @property
+    def seconds_per_forward(self) -> float:
+        return 1 / self.forwards_per_second
+
+    def seconds(self, read_bytes: float) -> float:
+        """The least time that reading so many bytes takes."""
+        return read_bytes / (self.gb_per_second * 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +61,16 @@ class Measurement:
     """Medians of one variant, with the smallest and largest round beside them.
 
     Attributes:
-        prefill_tokens_per_second: prompt tokens over time to the first token.
-        decode_tokens_per_second: from the first token to the last.
-        floor_share: decode rate over the floor's.
-        first_difference: index of the first token unlike ours, None when all are equal.
+        lane: the lane at work, or `peer`.
+        prefill_tokens_per_second: prompt tokens over time to the first token (on a canvas, to the first denoise).
+        decode_tokens_per_second: from the first token to the last; on a canvas over all denoises.
+        floor_share: least time for the bytes that decoding reads, over its time.
+        first_difference: index of the first token unlike the first variant's, None when all are equal.
+        details: the lane's own figures; members of the measurement in JSON.
     """
 
     name: str
+    lane: str
     prefill_tokens_per_second: float
     prefill_range: tuple[float, float]
     decode_tokens_per_second: float
@@ -50,6 +78,7 @@ class Measurement:
     floor_share: float
     tokens_per_forward: float
     first_difference: int | None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +89,7 @@ class Report:
     engine: str
     model: str
     identity: str
+    lane: str
     dtype: str
     device: str
     products: dict[str, Any]
@@ -72,35 +102,84 @@ class Report:
     measurements: tuple[Measurement, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+        record = {"schema": SCHEMA, **asdict(self)}
+        record["measurements"] = [_flat(row) for row in record["measurements"]]
+        return json.dumps(record, indent=1, allow_nan=False)
 
     def print(self, console: Console) -> None:
-        """The table, with ratios to each peer."""
-        ours = self.measurements[0]
-        table = Table(title=f"{self.model}, {self.dtype}, {self.prompt_tokens} prompt + {self.new_tokens} new tokens")
-        for heading in ("", "prefill tok/s", "decode tok/s", "of byte floor", "same tokens"):
+        """The table: how many times faster the first variant is than another stands beside the other's rate."""
+        title = f"{self.model}, {self.dtype}, {self.prompt_tokens} prompt + {self.new_tokens} new tokens"
+        table = Table(title=title)
+        for heading in ("", *_COLUMNS):
             table.add_column(heading, justify="left" if not heading else "right")
-        for each in self.measurements:
-            table.add_row(
-                each.name,
-                f"{each.prefill_tokens_per_second:.1f}" + _ratio(ours, each, "prefill_tokens_per_second"),
-                f"{each.decode_tokens_per_second:.1f}" + _ratio(ours, each, "decode_tokens_per_second"),
-                f"{each.floor_share:.0%}",
-                "yes" if each.first_difference is None else f"until {each.first_difference}",
-            )
+        for row in self.measurements:
+            table.add_row(row.name, *(show(self.measurements[0], row) for show in _COLUMNS.values()))
         console.print(table)
+        for row in self.measurements:
+            if row.details:
+                console.print(f"{row.name}: {_LINES[row.lane](row.details)}")
+        console.print(self._conditions())
+
+    def _conditions(self) -> str:
         floor = self.floor
-        console.print(
-            f"byte floor {floor.tokens_per_second:.1f} tok/s: {(floor.weight_bytes + floor.cache_bytes) / 1e6:.0f} MB "
-            f"per token at {floor.gb_per_second:.1f} GB/s ({floor.method}); float32 products "
-            f"{self.product_gflops:.0f} GFLOP/s; load {self.load_seconds:.1f} s; medians of {self.rounds} rounds; "
-            f"tokens per forward {ours.tokens_per_forward:.2f}"
+        per = "denoise" if self.lane == "canvas" else "forward"
+        flops = "" if floor.flops is None else f" and {floor.flops / 1e9:.2f} GFLOP"
+        return (
+            f"byte floor {floor.forwards_per_second:.1f} {per}s/s: "
+            f"{(floor.weight_bytes + floor.cache_bytes) / 1e6:.0f} MB{flops} per {per} at "
+            f"{floor.gb_per_second:.1f} GB/s ({floor.method}); {self.dtype} products "
+            f"{self.product_gflops:.0f} GFLOP/s; load {self.load_seconds:.1f} s; medians of {self.rounds} rounds\n"
+            f"{self.machine.processor}, {self.machine.device}; load average {self.machine.load_average}"
         )
-        console.print(f"{self.machine.processor}, {self.machine.device}; load average {self.machine.load_average}")
 
 
-def _ratio(ours: Measurement, other: Measurement, field: str) -> str:
-    """How many times faster ours is, beside the other's figure."""
-    if ours is other:
+_Show = Callable[[Measurement, Measurement], str]
+_COLUMNS: Mapping[str, _Show] = {
+    "prefill tok/s": lambda first, row: (
+        f"{row.prefill_tokens_per_second:.1f}" + _ratio(first, row, "prefill_tokens_per_second")
+    ),
+    "decode tok/s": lambda first, row: (
+        f"{row.decode_tokens_per_second:.1f}" + _ratio(first, row, "decode_tokens_per_second")
+    ),
+    "tokens/forward": lambda first, row: f"{row.tokens_per_forward:.2f}",
+    "of byte floor": lambda first, row: f"{row.floor_share:.0%}",
+    "same tokens": lambda first, row: "yes" if row.first_difference is None else f"until {row.first_difference}",
+}
+
+
+def _drafting(figures: Mapping[str, Any]) -> str:
+    shares = " ".join(f"{share:.0%}" for share in figures["acceptance_by_depth"])
+    by_depth = f", by depth {shares}" if shares else ""
+    off = "" if figures["speculation"] == "on" else f"; speculation {figures['speculation']}"
+    return (
+        f"{figures['against_ar']:.2f} times ar, {figures['acceptance']:.0%} of drafts accepted{by_depth}, "
+        f"{figures['tokens_per_window']:.2f} tokens per window{off}"
+    )
+
+
+def _denoising(figures: Mapping[str, Any]) -> str:
+    return (
+        f"{figures['denoise_steps']} denoises, {_number(figures['steps_per_canvas'], '.1f')} per canvas of "
+        f"{figures['canvas_length']}, {figures['denoises_per_second']:.1f} denoises/s, first denoise after "
+        f"{figures['ttfd_seconds']:.3f} s, first token after {_number(figures['ttft_seconds'], '.3f', ' s')}, "
+        f"{figures['flop_floor_share']:.0%} of the FLOP floor"
+    )
+
+
+_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"mtp": _drafting, "canvas": _denoising}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A measurement's record with the lane's own figures among its members."""
+    details = row.pop("details")
+    return {**row, **details}
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "none" if value is None else f"{value:{form}}{unit}"
+
+
+def _ratio(first: Measurement, other: Measurement, name: str) -> str:
+    if first is other or not getattr(other, name):
         return ""
-    return f" (ours {getattr(ours, field) / getattr(other, field):.2f}x)"
+    return f" ({getattr(first, name) / getattr(other, name):.2f}x)"

@@ -1,209 +1,138 @@
 """`polytoken bench`: load, prefill and decode, measured so that another person gets the same figures.
 
-The engine runs as users run it (scheduler, events, owner thread). The peer gets the same network object, so the same
-weights, and the same prompt and number of tokens. Variants alternate within one process, one warm-up each; medians are
-reported. Decode is timed from the first token to the last and never holds any prefill.
+Every lane runs through the engine's scheduler on its owner thread. Variants work on the same loaded weights, the same
+prompt and the same number of tokens; they alternate within one process, one warm-up each, and medians are reported.
+Decode is timed from the first token to the last and never holds any prefill.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
-from polytoken.api import make_request, open_engine
-from polytoken.assembly import EngineOptions
-from polytoken.bench.machine import Machine, describe_machine
-from polytoken.bench.peer import Sample, run_mlx_lm
-from polytoken.bench.report import Floor, Measurement, Report
-from polytoken.bench.roofline import Bandwidth, best_seconds, decode_floor, read_bandwidth
+from polytoken.api import open_engine
+from polytoken.bench.ar import causal_floor, plan_ar
+from polytoken.bench.canvas import canvas_floor, describe_denoising, plan_canvas
+from polytoken.bench.driver import Driver
+from polytoken.bench.machine import describe_machine
+from polytoken.bench.mtp import AR, describe_drafting, plan_mtp
+from polytoken.bench.options import BenchOptions
+from polytoken.bench.report import Measurement, Report
+from polytoken.bench.roofline import best_seconds, read_bandwidth
+from polytoken.bench.sample import Sample, Variant
 from polytoken.checkpoint.progress import Progress, silent
-from polytoken.engine import Engine, LoadedLane
-from polytoken.errors import UsageError
-from polytoken.kernels import products
-from polytoken.lanes.ar import ArLane
-from polytoken.models.base import CausalModel
-from polytoken.request import SamplingParams
+from polytoken.events import RuntimeLoaded
 
-PEERS = ("mlx-lm",)
-FILLER = (
-    "A short history of measurement: people have compared lengths with the body, then with a rod, and at last with "
-    "the wave of a chosen light. Each step traded convenience for agreement between strangers. "
-)
+_PLANS = {"ar": plan_ar, "mtp": plan_mtp, "canvas": plan_canvas}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What to measure.
+def run_bench(
+    options: BenchOptions, *, progress: Progress = silent, check: Callable[[RuntimeLoaded], None] | None = None
+) -> Report:
+    """Measure, and report. `check` may refuse what was loaded before anything is measured.
 
-    Attributes:
-        engine: the engine's options; prefix reuse is switched off for the run.
-        against: `mlx-lm` or None.
-        peer_products: what stands behind the peer's float32 products on the CPU, one variant each: `same` (as ours),
-            `stock` (what MLX came with), or the path of a BLAS library.
-        prompt_tokens, new_tokens: size of the work.
-        rounds: timed rounds, after one warm-up.
+    Raises PolytokenError when the model cannot be loaded or the prompt does not fit.
     """
-
-    engine: EngineOptions
-    against: str | None = None
-    peer_products: tuple[str, ...] = ("same", "stock")
-    prompt_tokens: int = 512
-    new_tokens: int = 128
-    rounds: int = 3
-
-    def __post_init__(self) -> None:
-        if self.against is not None and self.against not in PEERS:
-            raise UsageError(f"--against must be one of {', '.join(PEERS)}, not {self.against!r}", field="--against")
-        for name, least in (("prompt_tokens", 2), ("new_tokens", 2), ("rounds", 1)):
-            if getattr(self, name) < least:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} must be at least {least}", field=flag)
-
-
-@dataclass
-class _Variant:
-    name: str
-    run: Callable[[], Sample]
-    samples: list[Sample] = field(default_factory=list)
-
-
-def run_bench(options: BenchOptions, *, progress: Progress = silent) -> Report:
-    """Measure, and report. Raises PolytokenError when the model cannot be loaded or the prompt does not fit."""
-    engine_options = replace(options.engine, prefix_cache_mib=0)
-    with open_engine(engine_options, progress=progress) as engine:
+    with open_engine(options.loading(), progress=progress) as engine:
+        loaded = engine.loaded
+        options.check_lane(loaded.lane)
+        if check is not None:
+            check(loaded)
         machine = engine.call(lambda _: describe_machine())
         bandwidth = engine.call(lambda _: read_bandwidth())
-        product_rate = engine.call(lambda _: _product_rate())
-        ids = _prompt_ids(engine, options.prompt_tokens)
-        variants = [_Variant("polytoken", lambda: _run_engine(engine, ids, options))]
-        if options.against is not None:
-            variants += [_peer_variant(engine, ids, options, name) for name in options.peer_products]
-        total = (options.rounds + 1) * len(variants)
-        for step in range(total):
-            variant = variants[step % len(variants)]
-            progress(f"measuring {variant.name}", step, total, "runs")
-            sample = variant.run()
-            if step >= len(variants):  # the first lap warms up
-                variant.samples.append(sample)
-        progress("measuring", total, total, "runs")
-        return _report(engine, machine, variants, options=options, bandwidth=bandwidth, product_rate=product_rate)
+        gflops = engine.call(lambda _: _product_rate(str(loaded.extra["dtype"])))
+        driver = Driver(
+            engine,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+            prefill_chunk=options.engine.prefill_chunk_size,
+        )
+        variants = _PLANS[loaded.lane](driver, options, bandwidth)
+        _take_turns(variants, rounds=options.rounds, progress=progress)
+        make_floor = canvas_floor if loaded.lane == "canvas" else causal_floor
+        return Report(
+            machine=machine,
+            engine=loaded.engine,
+            model=str(loaded.extra["model"]),
+            identity=str(loaded.extra["identity"]),
+            lane=loaded.lane,
+            dtype=str(loaded.extra["dtype"]),
+            device=str(loaded.extra["device"]),
+            products=dict(loaded.extra["products"]),
+            load_seconds=loaded.load_seconds,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+            rounds=options.rounds,
+            floor=make_floor(driver, options, bandwidth),
+            product_gflops=gflops,
+            measurements=_measure_all(variants, driver, options, gflops=gflops),
+        )
 
 
-def _prompt_ids(engine: Engine, count: int) -> tuple[int, ...]:
-    """Exactly `count` ids of plain English, whatever the tokenizer."""
-    text = FILLER * (count // 8 + 1)
-    request = make_request(engine, text, raw=True, max_new_tokens=1)
-    ids = engine.call(lambda lane: tuple(lane.encode(request)))
-    return ids[:count]
+def _take_turns(variants: list[Variant], *, rounds: int, progress: Progress) -> None:
+    """Run all variants in turns; the first lap warms up."""
+    total = (rounds + 1) * len(variants)
+    for step in range(total):
+        variant = variants[step % len(variants)]
+        progress(f"measuring {variant.name}", step, total, "runs")
+        sample = variant.run()
+        if step >= len(variants):
+            variant.samples.append(sample)
+    progress("measuring", total, total, "runs")
 
 
-def _run_engine(engine: Engine, ids: Sequence[int], options: BenchOptions) -> Sample:
-    request = make_request(
-        engine, token_ids=ids, max_new_tokens=options.new_tokens, sampling=SamplingParams(), ignore_eos=True
-    )
-    result = engine.generate(request)
-    assert result.ttft_seconds is not None and result.decode_tokens_per_second is not None
-    decode_seconds = (result.generated_tokens - 1) / result.decode_tokens_per_second
-    return Sample(result.ttft_seconds, decode_seconds, result.token_ids)
-
-
-def _peer_variant(engine: Engine, ids: Sequence[int], options: BenchOptions, kind: str) -> _Variant:
-    wanted = options.engine.products if kind == "same" else kind
-    threads = options.engine.threads
-
-    def on_owner(lane: LoadedLane) -> Sample:
-        before = products.report().kind
-        switches = before not in ("not_needed", wanted)
-        if switches:
-            products.enable(wanted, threads=threads)
-        try:
-            return run_mlx_lm(
-                _model(lane).network,  # type: ignore[attr-defined]
-                ids,
-                new_tokens=options.new_tokens,
-                prefill_chunk=options.engine.prefill_chunk_size,
-            )
-        finally:
-            if switches:
-                products.enable(options.engine.products, threads=threads)
-
-    return _Variant(f"mlx-lm, {kind} products", lambda: engine.call(on_owner))
-
-
-def _model(lane: LoadedLane) -> CausalModel:
-    assert isinstance(lane.lane, ArLane)
-    return lane.lane.model
-
-
-def _product_rate() -> float:
-    """GFLOP/s of a square product of 1,024 in the compute dtype of the CPU (float32)."""
+def _product_rate(dtype: str) -> float:
+    """GFLOP/s of a square product of 1,024 in the compute dtype."""
     size = 1024
-    left, right = mx.random.normal((size, size)), mx.random.normal((size, size))
+    kind = getattr(mx, dtype, mx.float32)
+    left, right = (mx.random.normal((size, size)).astype(kind) for _ in range(2))
     mx.eval(left, right)
     return 2 * size**3 / best_seconds(lambda: left @ right, seconds=0.3) / 1e9
 
 
-def _report(
-    engine: Engine,
-    machine: Machine,
-    variants: Sequence[_Variant],
-    *,
-    options: BenchOptions,
-    bandwidth: Bandwidth,
-    product_rate: float,
-) -> Report:
-    loaded = engine.loaded
+def _measure_all(
+    variants: list[Variant], driver: Driver, options: BenchOptions, *, gflops: float
+) -> tuple[Measurement, ...]:
     ours = variants[0].samples[0].token_ids
-    weight_bytes, cache_bytes = engine.call(lambda lane: _bytes_read(lane, options))
-    floor = decode_floor(weight_bytes, cache_bytes, bandwidth)
-    return Report(
-        machine=machine,
-        engine=loaded.engine,
-        model=str(loaded.extra["model"]),
-        identity=str(loaded.extra["identity"]),
-        dtype=str(loaded.extra["dtype"]),
-        device=str(loaded.extra["device"]),
-        products=dict(loaded.extra["products"]),
-        load_seconds=loaded.load_seconds,
-        prompt_tokens=options.prompt_tokens,
-        new_tokens=options.new_tokens,
-        rounds=options.rounds,
-        floor=Floor(
-            weight_bytes=weight_bytes,
-            cache_bytes=cache_bytes,
-            gb_per_second=bandwidth.gb_per_second,
-            method=bandwidth.method,
-            tokens_per_second=1 / floor,
-        ),
-        product_gflops=product_rate,
-        measurements=tuple(_measure(variant, options, ours=ours, floor=floor) for variant in variants),
-    )
+    plain = next((variant for variant in variants if variant.name == AR), None)
+    measured = []
+    for variant in variants:
+        details: dict[str, Any] = {}
+        if variant.lane == "mtp":
+            assert plain is not None
+            details = {**describe_drafting(variant), "against_ar": _decode(variant) / _decode(plain)}
+        elif variant.lane == "canvas":
+            details = describe_denoising(variant, driver, gflops=gflops)
+        measured.append(_measure(variant, options, ours=ours, details=details))
+    return tuple(measured)
 
 
-def _bytes_read(lane: LoadedLane, options: BenchOptions) -> tuple[int, int]:
-    """Bytes of weights, and of cache half-way through decoding, that one forward reads."""
-    model = _model(lane)
-    cache = model.make_cache()
-    model.forward(mx.zeros((1, 2), dtype=mx.int32), cache, keep=0)
-    per_token = cache.nbytes / 2
-    return model.weight_bytes_per_forward, int(per_token * (options.prompt_tokens + options.new_tokens / 2))
-
-
-def _measure(variant: _Variant, options: BenchOptions, *, ours: tuple[int, ...], floor: float) -> Measurement:
+def _measure(variant: Variant, options: BenchOptions, *, ours: tuple[int, ...], details: dict[str, Any]) -> Measurement:
     prefill = [options.prompt_tokens / sample.prefill_seconds for sample in variant.samples]
-    decode = [(len(sample.token_ids) - 1) / sample.decode_seconds for sample in variant.samples]
+    decode = [_rate(variant, sample) for sample in variant.samples]
     theirs = variant.samples[0].token_ids
-    agreed = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    results = variant.results
     return Measurement(
         name=variant.name,
+        lane=variant.lane,
         prefill_tokens_per_second=statistics.median(prefill),
         prefill_range=(min(prefill), max(prefill)),
         decode_tokens_per_second=statistics.median(decode),
         decode_range=(min(decode), max(decode)),
-        floor_share=statistics.median(decode) * floor,
-        tokens_per_forward=1.0,
-        first_difference=agreed,
+        floor_share=variant.median(lambda sample: variant.floor_seconds(sample) / sample.decode_seconds),
+        tokens_per_forward=statistics.median(result.tokens_per_forward for result in results) if results else 1.0,
+        first_difference=next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None),
+        details=details,
     )
+
+
+def _decode(variant: Variant) -> float:
+    return variant.median(lambda sample: _rate(variant, sample))
+
+
+def _rate(variant: Variant, sample: Sample) -> float:
+    """Tokens per second of one round's decoding."""
+    return variant.counted_tokens(sample) / sample.decode_seconds

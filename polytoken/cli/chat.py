@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polytoken.cli import lane_flags
 from polytoken.cli import options as flags
 from polytoken.cli.conversation import HELP, Conversation, Leave
 from polytoken.cli.loading import load_engine
-from polytoken.cli.output import describe_result, describe_runtime
+from polytoken.cli.output import describe_result, describe_runtime, report_dropped_head
 from polytoken.cli.terminal import Screen, open_screen
 from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def chat(
     *,
-    model: flags.Model,
+    model: flags.Model = flags.HERE,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     max_new_tokens: flags.MaxNewTokens = None,
     stop: flags.Stop = None,
@@ -47,6 +48,23 @@ def chat(
     store: flags.Store = None,
     prefill_chunk_size: flags.PrefillChunkSize = 64,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
+    depth: lane_flags.Depth = None,
+    depth_policy: lane_flags.DepthPolicy = None,
+    drafter: lane_flags.Drafter = None,
+    draft_model: lane_flags.DraftModel = None,
+    history_window: lane_flags.HistoryWindow = None,
+    lookup_gram: lane_flags.LookupGram = None,
+    lookup_longest: lane_flags.LookupLongest = None,
+    policy: lane_flags.Policy = None,
+    canvas_length: lane_flags.CanvasLength = None,
+    pipeline_depth: lane_flags.PipelineDepth = None,
+    max_batch_tokens: lane_flags.MaxBatchTokens = None,
+    vocab_chunk_size: lane_flags.VocabChunkSize = None,
+    max_denoising_steps: lane_flags.MaxDenoisingSteps = None,
+    commit_failure_budget: lane_flags.CommitFailureBudget = None,
+    commit_top_k: lane_flags.CommitTopK = None,
+    commit_min_p: lane_flags.CommitMinP = None,
+    commit_target_confidence: lane_flags.CommitTargetConfidence = None,
 ) -> None:
     """Talk with a model. /help lists the commands."""
     # The history is sent again with every turn and reused in whole chunks: small ones leave less to compute again.
@@ -61,8 +79,18 @@ def chat(
             think=flags.parse_switch(think), stop=stop, ignore_eos=False,
         )  # fmt: skip
 
+    special = lane_flags.LaneFlags(
+        depth=depth, depth_policy=depth_policy, drafter=drafter, draft_model=draft_model,
+        history_window=history_window, lookup_gram=lookup_gram, lookup_longest=lookup_longest, policy=policy,
+        canvas_length=canvas_length, pipeline_depth=pipeline_depth, max_batch_tokens=max_batch_tokens,
+        vocab_chunk_size=vocab_chunk_size, max_denoising_steps=max_denoising_steps,
+        commit_failure_budget=commit_failure_budget, commit_top_k=commit_top_k, commit_min_p=commit_min_p,
+        commit_target_confidence=commit_target_confidence,
+    )  # fmt: skip
+
     defaults(SamplingParams())  # what is wrong is told before the model is loaded
     flags.check_revision(model, revision)
+    chosen_lane = special.engine_options(lane)
 
     flags.require_backend()
     from polytoken.assembly import EngineOptions  # noqa: PLC0415
@@ -70,9 +98,11 @@ def chat(
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=1, prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_mib=prefix_cache_mib,
+        prefix_cache_mib=prefix_cache_mib, **chosen_lane,
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
+        special.check_loaded(engine.loaded, members)
+        report_dropped_head(engine.loaded)
         screen = open_screen(verbose=verbose)
         screen.note(describe_runtime(engine.loaded))
         failed = _talk(engine, Conversation(defaults(engine.sampling), system=system), screen)
@@ -160,4 +190,4 @@ def _answer(engine: Engine, conversation: Conversation, question: str, screen: S
         screen.note("(stopped)")
         return
     conversation.totals.add(result)
-    screen.note(describe_result(result))
+    screen.note(describe_result(result, canvas_length=engine.loaded.extra.get("canvas_length")))

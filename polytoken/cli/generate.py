@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polytoken.cli import lane_flags
 from polytoken.cli import options as flags
 from polytoken.cli.interrupts import draining
 from polytoken.cli.loading import load_engine
@@ -19,9 +20,12 @@ from polytoken.cli.output import (
     describe_result,
     describe_runtime,
     describe_summary,
+    report_dropped_head,
     say,
 )
 from polytoken.cli.progress import waiting
+from polytoken.cli.speed import floor_share
+from polytoken.cli.watch import CanvasView, open_view
 from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, UsageError
 from polytoken.events import (
     Event,
@@ -34,7 +38,7 @@ from polytoken.events import (
 from polytoken.request import Request, RequestDefaults, SamplingParams, parse_record
 
 if TYPE_CHECKING:
-    from polytoken.engine import Engine, LoadedLane
+    from polytoken.engine import Engine
 
 SINGLE_ID = "single"  # the id of a prompt on the command line
 Source = Iterable[Request | RequestRejected]
@@ -42,7 +46,7 @@ Source = Iterable[Request | RequestRejected]
 
 def generate(
     *,
-    model: flags.Model,
+    model: flags.Model = flags.HERE,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="One user turn; - reads standard input.")] = None,
     messages: Annotated[
         str | None, typer.Option(metavar="FILE", help="Chat turns as a JSON list; - reads standard input.")
@@ -51,6 +55,9 @@ def generate(
         str | None, typer.Option(metavar="PATH", help="Many requests, one JSON object a line; - reads standard input.")
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Watch the canvas settle (canvas lane, on a terminal).")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Encode the prompt as it stands: no chat template.")] = False,
     max_new_tokens: flags.MaxNewTokens = None,
@@ -81,12 +88,37 @@ def generate(
     prefill_chunk_size: flags.PrefillChunkSize = 256,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
     max_queue_size: flags.MaxQueueSize = 128,
+    depth: lane_flags.Depth = None,
+    depth_policy: lane_flags.DepthPolicy = None,
+    drafter: lane_flags.Drafter = None,
+    draft_model: lane_flags.DraftModel = None,
+    history_window: lane_flags.HistoryWindow = None,
+    lookup_gram: lane_flags.LookupGram = None,
+    lookup_longest: lane_flags.LookupLongest = None,
+    policy: lane_flags.Policy = None,
+    canvas_length: lane_flags.CanvasLength = None,
+    pipeline_depth: lane_flags.PipelineDepth = None,
+    max_batch_tokens: lane_flags.MaxBatchTokens = None,
+    vocab_chunk_size: lane_flags.VocabChunkSize = None,
+    max_denoising_steps: lane_flags.MaxDenoisingSteps = None,
+    commit_failure_budget: lane_flags.CommitFailureBudget = None,
+    commit_top_k: lane_flags.CommitTopK = None,
+    commit_min_p: lane_flags.CommitMinP = None,
+    commit_target_confidence: lane_flags.CommitTargetConfidence = None,
 ) -> None:
     """Generate text: one answer, or a stream of events for many requests."""
     machine = json or requests_jsonl is not None
     _check_combination(
-        prompt=prompt, messages=messages, requests=requests_jsonl, stream=stream, json=json, raw=raw,
+        prompt=prompt, messages=messages, requests=requests_jsonl, stream=stream, watch=watch, json=json, raw=raw,
         logprobs=logprobs, machine=machine,
+    )  # fmt: skip
+    special = lane_flags.LaneFlags(
+        depth=depth, depth_policy=depth_policy, drafter=drafter, draft_model=draft_model,
+        history_window=history_window, lookup_gram=lookup_gram, lookup_longest=lookup_longest, policy=policy,
+        canvas_length=canvas_length, pipeline_depth=pipeline_depth, max_batch_tokens=max_batch_tokens,
+        vocab_chunk_size=vocab_chunk_size, max_denoising_steps=max_denoising_steps,
+        commit_failure_budget=commit_failure_budget, commit_top_k=commit_top_k, commit_min_p=commit_min_p,
+        commit_target_confidence=commit_target_confidence,
     )  # fmt: skip
     members = flags.sampling_members(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
@@ -107,6 +139,9 @@ def generate(
     else:
         _check_input(requests_jsonl)
     flags.check_revision(model, revision)
+    chosen_lane = special.engine_options(lane)
+    if watch and lane not in ("auto", "canvas"):
+        raise UsageError(f"--watch belongs to the canvas lane; this is {lane} (--lane says so)", field="--watch")
 
     flags.require_backend()
     from polytoken.assembly import EngineOptions  # noqa: PLC0415
@@ -114,21 +149,25 @@ def generate(
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=batch_size, prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_mib=prefix_cache_mib, max_queue_size=max_queue_size,
+        prefix_cache_mib=prefix_cache_mib, max_queue_size=max_queue_size, **chosen_lane,
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
+        special.check_loaded(engine.loaded, members)
+        report_dropped_head(engine.loaded)
         chosen = defaults(engine.sampling)
         source: Source
+        view: CanvasView | None = None
         if record is not None:
-            source = [_single_request(record, chosen, raw=raw)]
+            request = _single_request(record, chosen, raw=raw)
+            source, view = [request], open_view(engine, request) if watch else None
         else:
             from polytoken.engine import read_requests  # noqa: PLC0415
 
             source = read_requests(str(requests_jsonl), chosen)
         printer = JsonLines() if machine else PlainText(stream=stream)
         report = verbose or (sys.stderr.isatty() and not machine)
-        status = _serve(engine, source, printer, loaded=_with_defaults(engine.loaded, chosen, raw), report=report,
-                        measure=verbose)  # fmt: skip
+        status = _serve(engine, source, printer, loaded=_with_defaults(engine.loaded, chosen, raw), view=view,
+                        report=report, measure=verbose)  # fmt: skip
     raise typer.Exit(status)
 
 
@@ -138,6 +177,7 @@ def _serve(
     printer: JsonLines | PlainText,
     *,
     loaded: RuntimeLoaded,
+    view: CanvasView | None,
     report: bool,
     measure: bool,
 ) -> int:
@@ -149,20 +189,32 @@ def _serve(
         if report:
             say("note", describe_runtime(loaded))
         wanted = interrupt.guard(source)
-        for event in _watch_prefill(engine.run(wanted, token_events=printer.token_events)):
+        events = engine.run(wanted, token_events=printer.token_events)
+        for event in _watch_prefill(events) if view is None else view.show(events):
             printer(event)
             failed = failed or is_failure(event)
             if isinstance(event, GenerationResult):
                 result = event
-            elif isinstance(event, InferenceSummary) and report:
-                many = event.finished_requests + event.failed_requests + event.rejected_requests > 1
-                if result is not None and not many:
-                    say("note", describe_result(result, floor_share=_floor_share(engine, result) if measure else None))
-                else:
-                    say("note", describe_summary(event))
+            elif isinstance(event, InferenceSummary):
+                _conclude(engine, event, result, report=report, measure=measure)
     if interrupt.pressed:
         return EXIT_INTERRUPTED
     return EXIT_FAILURE if failed else EXIT_OK
+
+
+def _conclude(
+    engine: Engine, summary: InferenceSummary, result: GenerationResult | None, *, report: bool, measure: bool
+) -> None:
+    """Say how it went; what is suspicious in any case, the rest where it is wanted."""
+    if warning := summary.extra.get("draft_warning"):
+        say("warning", str(warning))
+    if not report:
+        return
+    if result is None or summary.finished_requests + summary.failed_requests + summary.rejected_requests > 1:
+        say("note", describe_summary(summary))
+        return
+    share = floor_share(engine, result) if measure else None
+    say("note", describe_result(result, floor_share=share, canvas_length=engine.loaded.extra.get("canvas_length")))
 
 
 def _watch_prefill(events: Iterator[Event]) -> Iterator[Event]:
@@ -174,27 +226,9 @@ def _watch_prefill(events: Iterator[Event]) -> Iterator[Event]:
         yield from events
 
 
-def _floor_share(engine: Engine, result: GenerationResult) -> float | None:
-    """How close decoding came to reading every weight once per forward at this machine's measured read bandwidth."""
-    rate = result.decode_tokens_per_second
-    if rate is None:
-        return None
-    from polytoken.bench.roofline import decode_floor, read_bandwidth  # noqa: PLC0415
-    from polytoken.lanes.ar import ArLane  # noqa: PLC0415
-
-    def floor(loaded: LoadedLane) -> float | None:  # on the thread that owns the device
-        lane = loaded.lane
-        if not isinstance(lane, ArLane):
-            return None
-        return decode_floor(lane.model.weight_bytes_per_forward, 0, read_bandwidth())
-
-    seconds = engine.call(floor)
-    return None if seconds is None else seconds * rate / result.tokens_per_forward
-
-
 def _check_combination(
-    *, prompt: str | None, messages: str | None, requests: str | None, stream: bool, json: bool, raw: bool,
-    logprobs: int | None, machine: bool,
+    *, prompt: str | None, messages: str | None, requests: str | None, stream: bool, watch: bool, json: bool,
+    raw: bool, logprobs: int | None, machine: bool,
 ) -> None:  # fmt: skip
     """Refuse flags that would have no effect together."""
     given = [name for name, value in (("--prompt", prompt), ("--messages", messages), ("--requests-jsonl", requests))
@@ -205,6 +239,11 @@ def _check_combination(
     if stream and machine:
         other = "--json" if json else "--requests-jsonl"
         raise UsageError(f"--stream excludes {other}: its events already come as they happen", field="--stream")
+    if watch and (machine or stream):
+        other = "--stream" if stream else "--json" if json else "--requests-jsonl"
+        raise UsageError(f"--watch excludes {other}: it shows one answer to somebody who looks", field="--watch")
+    if watch and not sys.stdout.isatty():
+        raise UsageError("--watch needs a terminal on standard output; --stream and --json do not", field="--watch")
     if raw and prompt is None:
         raise UsageError(f"--raw goes with --prompt only, not with {given[0]}", field="--raw")
     if logprobs is not None and not machine:

@@ -37,11 +37,30 @@ def parse_switch(text: str) -> bool:
 
 # -- which model, on what ----------------------------------------------------------------------------------------------
 
+MANIFEST: Final = "export_manifest.json"
+HERE: Final = ""  # the default of Model: the folder one is in, if it holds an export
+
+
+def _choose_model(context: typer.Context, model: str) -> str:
+    """The model named on the command line, or the export in the current folder."""
+    if model != HERE:
+        return model
+    if not Path(MANIFEST).is_file():
+        raise UsageError(f"--model is required; see `{context.command_path} --help`", field="--model")
+    return str(Path.cwd())
+
+
 Model = Annotated[
     str,
-    typer.Option("--model", "--checkpoint", help="Folder, hub id, GGUF file or catalogue name.", show_default=False),
+    typer.Option(
+        "--model",
+        "--checkpoint",
+        help=f"Folder, hub id, GGUF file or catalogue name (default: the current folder, if it holds {MANIFEST}).",
+        callback=_choose_model,
+        show_default=False,
+    ),
 ]
-Lane = Annotated[str, typer.Option(help="auto or ar: how tokens get committed.", rich_help_panel=_ENGINE)]
+Lane = Annotated[str, typer.Option(help="auto, ar, mtp or canvas: how tokens get committed.", rich_help_panel=_ENGINE)]
 Dtype = Annotated[str, typer.Option(help="auto, stored, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)]
 Dequantise = Annotated[
     bool | None,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # A model's text must not move the cursor or talk to the terminal: control characters are shown, not sent.
-_SHOWN_CONTROLS: Final = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
+SHOWN_CONTROLS: Final = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
     0x7F: "\u2421",
     **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
 }
@@ -90,7 +90,7 @@ class RichScreen:
             return None
 
     def answer(self, text: str, *, reasoning: bool) -> None:
-        shown = text.translate(_SHOWN_CONTROLS)
+        shown = text.translate(SHOWN_CONTROLS)
         if shown:
             self._last = shown[-1]
             style = "dim italic" if reasoning else None
