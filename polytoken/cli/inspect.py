@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ def inspect(
         report = report_on(
             name, store=flags.open_store(store), revision=revision, offline=offline, progress=progress
         ).as_json()
+    report["lane"] = _lane(report)
     if json:
         write_json(report)
     else:
@@ -37,6 +39,17 @@ def inspect(
                       if value is not None and value != ""])  # fmt: skip
     if not report["supported"]:
         raise typer.Exit(EXIT_FAILURE)
+
+
+def _lane(report: Mapping[str, Any]) -> str | None:
+    """The lane that `--lane auto` would choose; None for a checkpoint that cannot be loaded."""
+    from polytoken.models import diffusion_gemma, modilify_mk2  # noqa: PLC0415
+
+    if not report["supported"]:
+        return None
+    if report["family"] in (diffusion_gemma.FAMILY.name, modilify_mk2.FAMILY.name):
+        return "canvas"
+    return "mtp" if report["draft_head_usable"] else "ar"
 
 
 def _text(title: str, value: Any) -> str:

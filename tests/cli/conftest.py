@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from polytoken.cli import main
+from polytoken.testkit.acceptance import HISTORY_MATTERS
+from polytoken.testkit.layouts import Layout
+from polytoken.testkit.modilify import modilify_config, write_modilify
 from polytoken.testkit.tiny import write_checkpoint
+
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,32 @@ Runner = Callable[..., Outcome]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random model of three layers with a tokenizer and a chat template; 512 positions."""
     return str(write_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3", seed=1).path)
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random hybrid with a draft head that is right part of the time."""
+    return str(write_checkpoint(tmp_path_factory.mktemp("hybrid"), "qwen3_5", acceptance=HISTORY_MATTERS).path)
+
+
+@pytest.fixture(scope="session")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A hybrid whose configuration declares a draft head that its files lack."""
+    return str(write_checkpoint(tmp_path_factory.mktemp("headless"), "qwen3_5", layout=Layout(head="dropped")).path)
+
+
+@pytest.fixture(scope="session")
+def canvas(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A block-diffusion model of two layers with a canvas of 6."""
+    config = {**TWO_LAYERS, "canvas_length": 6}
+    return str(write_checkpoint(tmp_path_factory.mktemp("canvas"), "diffusion_gemma", config=config).path)
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An export for the rolling canvas: two layers, a canvas of 8, confident."""
+    config = {"text_config": {**modilify_config("b")["text_config"], **TWO_LAYERS}, "latent_num_layers": 1}
+    return str(write_modilify(tmp_path_factory.mktemp("export"), shape="b", weights="echo", config=config).path)
 
 
 @pytest.fixture
