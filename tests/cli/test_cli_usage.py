@@ -107,6 +107,10 @@ def test_flags_that_cannot_both_have_an_effect(polytoken: Runner, arguments: lis
         (["--prompt-tokens", "1"], "--prompt-tokens"),
         (["--new-tokens", "1"], "--new-tokens"),
         (["--rounds", "0"], "--rounds"),
+        (["--depths", "1,x"], "--depths"),
+        (["--depths", "1,0"], "--depth"),
+        (["--depths", "2", "--lane", "ar"], "--depths"),
+        (["--lane", "ar", "--policy", "block"], "--policy"),
     ],
 )
 def test_a_benchmark_that_cannot_be_made(polytoken: Runner, arguments: list[str], names: str) -> None:
