@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from polytoken.api import EngineOptions
+from polytoken.api import generate, load_model
 from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult
-from polytoken.api import generate, load_model
 from polytoken.testkit.modilify import write_modilify
 
-WIRED = "canvas" in {field.name for field in fields(EngineOptions)}
 RESULT_FIELDS = {
     *("event", "request_id", "status", "checkpoint", "step", "thinking", "stop_reason", "prompt_tokens"),
     *("generated_tokens", "token_ids", "text", "denoise_steps", "jump_count", "state_shift_count"),
@@ -51,7 +49,6 @@ def test_a_result_reads_like_its_record() -> None:
         result["nothing"]
 
 
-@pytest.mark.skipif(not WIRED, reason="the engine's options know no canvas yet")
 def test_load_once_generate_often(tmp_path: Path) -> None:
     export = write_modilify(tmp_path, shape="b").path
     with load_model(export, canvas_length=6) as runtime:
@@ -71,7 +68,6 @@ def test_load_once_generate_often(tmp_path: Path) -> None:
             assert caught.value.code == "prompt_xor_messages"
 
 
-@pytest.mark.skipif(not WIRED, reason="the engine's options know no canvas yet")
 def test_a_bad_length_is_one_line(tmp_path: Path) -> None:
     export = write_modilify(tmp_path, shape="b").path
     for length in (0, 100_000):
