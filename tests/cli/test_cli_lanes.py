@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,12 @@ def test_a_second_model_drafts(polytoken: Runner, hybrid: str, tmp_path: Path) -
     assert result["accepted_drafts"] == result["drafted_tokens"] > 0  # it is the same model
     assert outcome.events[0]["settings"]["draft_model"] == str(other)
     assert result["token_ids"] == result_of(polytoken(*ask, "--lane", "ar"))["token_ids"]
+
+
+def test_every_flag_is_documented() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    everywhere = (docs / "cli.md").read_text()
+    pages = {lane: (docs / f"{lane}.md").read_text() for lane in ("mtp", "canvas")}
+    for item in fields(LaneFlags):
+        flag = flag_of(item.name)
+        assert flag in everywhere and flag in pages[owner_of(item.name)], flag
