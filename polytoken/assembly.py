@@ -131,6 +131,7 @@ def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
         loaded=_describe(runtime, lane, options, device=device, products=products, started=start),
         sampling=lane.sampling if lane.name == "canvas" else recommended_sampling(runtime.generation),
         release=_release_device,
+        rows_per_step=lane.capacity if lane.name == "canvas" else None,
     )
 
 

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -53,6 +53,7 @@ class LoadedLane:
         loaded: the event that reports them.
         sampling: what the checkpoint recommends for requests that name nothing.
         release: called last on the owner thread, after the lane is gone (free the device's memory pool).
+        rows_per_step: most rows of one step, where that depends on what was loaded; None for the limits' own.
     """
 
     lane: Lane[Any]
@@ -62,6 +63,7 @@ class LoadedLane:
     loaded: RuntimeLoaded
     sampling: SamplingParams = field(default_factory=SamplingParams)
     release: Callable[[], None] | None = None
+    rows_per_step: int | None = None
 
 
 class Handle:
@@ -422,7 +424,7 @@ class Engine:
             self._lane = lane = self._load()
             scheduler = Scheduler(
                 lane.lane,
-                self.limits,
+                self.limits if lane.rows_per_step is None else replace(self.limits, rows_per_step=lane.rows_per_step),
                 encode=lane.encode,
                 open_text=lane.open_text,
                 emit=_drop,

@@ -21,6 +21,8 @@ class Totals:
         started: clock reading at the start of the run, in seconds.
         cache_before: the lane's cache counts at that moment, since a lane counts over its whole life.
         decode_seconds: time inside `lane.step`, and waiting for the device after the last turn.
+        denoising: True on the canvas lane, whose steps are denoises and have rates of their own.
+        row_steps: steps of single rows.
         peak_active: most rows held at once, prefilling and active together.
     """
 
@@ -33,6 +35,8 @@ class Totals:
     generated_tokens: int = 0
     forwards: int = 0
     decode_seconds: float = 0.0
+    denoising: bool = False
+    row_steps: int = 0
     peak_active: int = 0
     interrupted: bool = False
 
@@ -57,5 +61,15 @@ class Totals:
             prefix_cache_reused_tokens=cache["prefix_cache_reused_tokens"],
             mlx_peak_memory_bytes=int(statistics.get("mlx_peak_memory_bytes", 0)),
             interrupted=self.interrupted,
-            extra={name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS},
+            extra={name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS}
+            | self._denoise_rates(elapsed),
         )
+
+    def _denoise_rates(self, elapsed: float) -> dict[str, float]:
+        if not self.denoising:
+            return {}
+        return {
+            "denoise_steps_per_second": self.row_steps / max(elapsed, 1e-9),
+            "denoise_scheduler_seconds": self.decode_seconds,
+            "scheduler_denoises_per_second": self.row_steps / max(self.decode_seconds, 1e-9),
+        }

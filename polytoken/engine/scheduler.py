@@ -69,7 +69,11 @@ class Scheduler:
         """Start new totals, and accept requests again after an interrupt."""
         cache = self._statistics()
         self._refusal = None
-        self.totals = Totals(self._clock(), {name: cache.get(name, 0) for name in CACHE_COUNTS})
+        self.totals = Totals(
+            self._clock(),
+            {name: cache.get(name, 0) for name in CACHE_COUNTS},
+            denoising=self.lane.name == "canvas",
+        )
 
     def offer(self, request: Request, *, sink: Sink | None = None, token_events: bool | None = None) -> bool:
         """Take a request over; False, with nothing done, while no more may wait.
@@ -245,6 +249,7 @@ class Scheduler:
         first = job.steps == 0
         forwards, generated = job.forwards, len(job.ids)
         token = job.take(commit, now)
+        self.totals.row_steps += 1
         self.totals.forwards += job.forwards - forwards
         self.totals.generated_tokens += len(job.ids) - generated
         if first and job.denoising:
