@@ -36,8 +36,7 @@ def fingerprint(run: Run, lane: MtpLane) -> object:
     return run.tokens, run.logprobs, windows, run.reason, state_bits(run.row.state)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", ["fixed", "streak"])
+@pytest.mark.parametrize("family, policy", [*((family, "fixed") for family in FAMILIES), ("qwen3_5", "streak")])
 def test_d17_ragged_rows_that_join_and_leave_equal_their_solo_runs(family, policy: str) -> None:
     def lane() -> MtpLane:
         return mtp_lane(
@@ -174,13 +173,14 @@ def test_closing_gives_memory_back() -> None:
 # -- restored prompts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafter", ["head", "lookup+head", "model", "lookup"])
-@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize(
+    "drafter, window", [("head", None), ("lookup+head", None), ("model", None), ("lookup", None), ("head", 12)]
+)
 def test_a_restored_prompt_gives_the_bits_of_a_cold_one(drafter: str, window: int | None) -> None:
     """Invariant 10: equal prompts, prompts that go on, and prompts that part, also under a window."""
     model, other = tuned("qwen3_5", "a", "free"), small("qwen3_5", seed=5)
     ids = np.random.default_rng(5).integers(0, 280, 40).tolist()
-    texts = [ids[:n] for n in (1, 2, 7, 8, 9, 16, 17, 24, 25, 40)] + [[*ids[:20], 5, 6, 7], ids[:40]]
+    texts = [ids[:n] for n in (1, 2, 8, 9, 17, 24, 25, 40)] + [[*ids[:20], 5, 6, 7], ids[:40]]
 
     def lane(limit: int) -> MtpLane:
         return mtp_lane(
