@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,11 @@ import pytest
 from polytoken.backend import enable_products, select_device
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
 from polytoken.errors import CheckpointError
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in a shell's background, this process ignores Ctrl-C, and so would every program it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
