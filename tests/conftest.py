@@ -11,7 +11,6 @@ from polytoken.backend import enable_products, select_device
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
 from polytoken.errors import CheckpointError
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in a shell's background, this process ignores Ctrl-C, and so would every program it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
