@@ -8,7 +8,7 @@ the next token is submitted before the host has read the current one, which hide
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +16,10 @@ import numpy as np
 
 from polytoken.cache.bank import StateBank
 from polytoken.cache.state import DecodingState
-from polytoken.errors import NonFiniteError, RequestError
+from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.base import Commit, Lane
+from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.prefill import Prefill
 from polytoken.models.base import CausalModel
 from polytoken.request import Request
@@ -116,6 +117,7 @@ class ArLane(Lane[ArRow]):
         self.discarded_lookaheads = 0
 
     def open(self, request: Request, ids: Sequence[int]) -> ArRow:
+        refuse_denoising_limit(request, lane=self.name)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
             request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
@@ -245,24 +247,3 @@ def _choose_greedy(logits: mx.array) -> InFlight:
     token = mx.where(ok, ids, -1)
     mx.async_eval(token)
     return InFlight(token, logits)
-
-
-def fit_length(request: Request, prompt_tokens: int, *, max_positions: int) -> Request:
-    """The request with an output limit that fits the model's positions.
-
-    A limit that was only a default shrinks to what is left; one that the caller chose is kept or refused.
-
-    Raises:
-        RequestError: `too_long`.
-    """
-    room = max_positions - prompt_tokens
-    if request.limit_is_default and room >= 1:
-        return replace(request, max_new_tokens=min(request.max_new_tokens, room))
-    if request.max_new_tokens > room:
-        raise RequestError(
-            f"prompt of {prompt_tokens} tokens + max_new_tokens {request.max_new_tokens} exceeds the model's "
-            f"{max_positions} positions; shorten the prompt or lower max_new_tokens",
-            code="too_long",
-            field="max_new_tokens",
-        )
-    return request

@@ -248,6 +248,13 @@ def test_too_long_is_refused_and_a_default_limit_shrinks(runtime: Runtime) -> No
     assert row.request.max_new_tokens == 3
 
 
+def test_a_cap_on_denoises_is_refused_not_passed_over(runtime: Runtime) -> None:
+    lane = make_lane(runtime)
+    with pytest.raises(Exception, match="belongs to the canvas lane") as refused:
+        lane.open(ask("a", prompt(1, 4), max_denoising_steps=8), prompt(1, 4))
+    assert (refused.value.code, refused.value.field) == ("unsupported", "max_denoising_steps")
+
+
 def test_memory_is_flat_over_many_tokens(runtime: Runtime) -> None:
     lane = make_lane(runtime)
     serve(lane, [ask("warm", prompt(1, 8), new=64)])

@@ -11,12 +11,12 @@ import mlx.core as mx
 
 from polytoken.cache.bank import StateBank
 from polytoken.errors import UsageError
-from polytoken.lanes.ar import fit_length
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.canvas.method import CanvasMethod, Verdict, run_layers
 from polytoken.lanes.canvas.prefill import CanvasPrefill
 from polytoken.lanes.canvas.rows import CanvasRow, check_prompt, check_sampling
 from polytoken.lanes.canvas.watch import CanvasFrame, Observer
+from polytoken.lanes.limits import fit_length
 from polytoken.models.canvas import CanvasModel, CanvasPass
 from polytoken.request import Request, SamplingParams
 

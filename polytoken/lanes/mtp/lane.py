@@ -18,8 +18,8 @@ from polytoken.cache.bank import StateBank
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, NonFiniteError, UsageError
-from polytoken.lanes.ar import fit_length
 from polytoken.lanes.base import Commit, Lane
+from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
 from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
 from polytoken.lanes.mtp.depth import DepthPolicy, FixedDepth, StreakDepth
@@ -101,6 +101,7 @@ class MtpLane(Lane[MtpRow]):
         return 0 if self._draft_model is None else self._draft_model.weight_bytes_per_forward
 
     def open(self, request: Request, ids: Sequence[int]) -> MtpRow:
+        refuse_denoising_limit(request, lane=self.name)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
             request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
