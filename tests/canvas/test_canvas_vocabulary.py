@@ -178,7 +178,9 @@ def test_an_infinite_hidden_row_does_not_hide_behind_the_softcap() -> None:
     assert got.finite.item() is False
 
 
-def test_no_array_of_canvas_times_vocabulary_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_array_of_canvas_times_vocabulary_and_no_wait(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("bytes are compared exactly, and a GPU's libraries keep workspace of their own")
     V, C, H, chunk = 65536, 16, 4, 512
     head, hidden = mx.ones((V, H)) * 0.1, mx.ones((1, C, H))
     noise = KeyedNoise(0, C, V).step(0)

@@ -27,7 +27,9 @@ def in_use():
     return read
 
 
-def test_j01_the_state_of_a_long_prefill_pins_none_of_it(in_use) -> None:
+def test_j01_the_state_of_a_long_prefill_pins_none_of_it(in_use, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("bytes are compared exactly, and a GPU's libraries keep workspace of their own")
     model = tiny("qwen3_5")
     run(model, model.make_cache(), some_ids(3))
     gc.collect()
