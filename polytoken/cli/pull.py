@@ -43,7 +43,5 @@ def pull(
             here = models.path(name) is not None
             if offline and source is None and (force or not here):
                 raise UsageError(f"--offline: {name} has to be fetched; give --from FILE", field="--offline")
-            if force and (models.root / "models" / name).exists():
-                models.remove(name)
-            folder = models.pull(name, source=source, progress=progress)
+            folder = models.pull(name, source=source, force=force, progress=progress)
     write(f"{folder}\n")

