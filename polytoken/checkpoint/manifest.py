@@ -146,8 +146,27 @@ def read_manifest(directory: Path) -> Manifest | None:
     return None
 
 
-def check_files(directory: Path, manifest: Manifest, *, hashes: bool = False, progress: Progress = silent) -> None:
+def way_back(manifest: Manifest) -> str:
+    """How to get a damaged model whole again."""
+    name = manifest.source.get("name")
+    if manifest.source.get("kind") == "catalogue" and name:
+        return f"run `polytoken pull {name} --force`"
+    if manifest.source.get("kind") == "gguf":
+        return "delete the folder and name the GGUF file again"
+    return "fetch the model again"
+
+
+def check_files(
+    directory: Path,
+    manifest: Manifest,
+    *,
+    hashes: bool = False,
+    known: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> None:
     """Hold the directory against its manifest: names and sizes always, contents when `hashes`.
+
+    With `known`, hashes by file name that were computed already, only those contents are compared.
 
     Raises:
         CheckpointError: `missing_file`, or `damaged_file` when size or hash differ.
@@ -163,13 +182,15 @@ def check_files(directory: Path, manifest: Manifest, *, hashes: bool = False, pr
         size = path.stat().st_size
         if size != record.bytes:
             raise CheckpointError(
-                f"{path} has {size} bytes where the manifest says {record.bytes}; fetch the model again",
+                f"{path} has {size} bytes where the manifest says {record.bytes}; {way_back(manifest)}",
                 code="damaged_file",
                 field=name,
             )
-        if hashes and record.sha256 and hash_file(path, progress=progress) != record.sha256:
+        found = hash_file(path, progress=progress) if hashes and record.sha256 else (known or {}).get(name)
+        if record.sha256 and found is not None and found != record.sha256.lower():
             raise CheckpointError(
-                f"{path} does not have the content the manifest promises; fetch the model again",
+                f"{path} is damaged: its content is not what {directory.name}'s manifest promises; "
+                f"{way_back(manifest)}",
                 code="damaged_file",
                 field=name,
             )

@@ -68,17 +68,31 @@ class Runtime:
     max_positions: int
 
 
-def identify(table: TensorTable, config: Mapping[str, Any], *, extra: Mapping[str, Any]) -> str:
+def hash_weights(table: TensorTable) -> dict[str, str] | None:
+    """Hashes of the weight files by name; None where they take more than 1 GiB together."""
+    if sum(path.stat().st_size for path in table.files) > FULL_HASH_BYTES:
+        return None
+    return {path.name: hash_file(path) for path in table.files}
+
+
+def identify(
+    table: TensorTable,
+    config: Mapping[str, Any],
+    *,
+    extra: Mapping[str, Any],
+    hashes: Mapping[str, str] | None = None,
+) -> str:
     """Hex SHA-256 over the config, `extra`, and every weight file.
 
     Files that take at most 1 GiB together are hashed whole. Larger ones enter with name, size, modification time and
     the digest of their header: a replacement that keeps all four goes unnoticed, a mere copy elsewhere changes it.
+    `hashes` is what `hash_weights` said, where that is known already.
     """
     digest = hashlib.sha256(json.dumps([config, extra], sort_keys=True, default=str).encode())
-    whole = sum(path.stat().st_size for path in table.files) <= FULL_HASH_BYTES
+    hashes = hash_weights(table) if hashes is None else hashes
     for path in table.files:
-        if whole:
-            entry: list[Any] = [path.name, hash_file(path)]
+        if hashes is not None:
+            entry: list[Any] = [path.name, hashes[path.name]]
         else:
             with path.open("rb") as file:
                 header = file.read(int.from_bytes(file.read(8), "little"))
@@ -149,6 +163,11 @@ def load_runtime(
     family = claiming_family(config)
     positions = max_positions(config, directory)
     table = read_table(directory)
+    hashes = hash_weights(table)
+    if manifest is not None and hashes is not None:
+        # The identity needs these hashes anyway; bad weights would give nonsense that nothing else notices.
+        small = [name for name in manifest.files if name not in hashes and not name.endswith(".safetensors")]
+        check_files(directory, manifest, known={**hashes, **{name: hash_file(directory / name) for name in small}})
     tokenizer = load_tokenizer(directory)
     loaded = load_weights(
         directory,
@@ -175,6 +194,6 @@ def load_runtime(
         dtype=loaded.dtype,
         quantisation=stored if loaded.packed else None,
         stored_quantisation=stored,
-        identity=identify(table, config, extra={"dtype": loaded.dtype, "packed": loaded.packed}),
+        identity=identify(table, config, extra={"dtype": loaded.dtype, "packed": loaded.packed}, hashes=hashes),
         max_positions=positions,
     )

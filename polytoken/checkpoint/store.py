@@ -95,23 +95,26 @@ class CheckpointStore:
             return None
         return directory
 
-    def list(self) -> list[StoredModel]:
-        """Catalogue models first (pulled or not), then converted GGUF files, by name."""
-        records = [self._record(name) for name in CATALOGUE]
+    def list(self, *, hashes: bool = False) -> list[StoredModel]:
+        """Catalogue models first (pulled or not), then converted GGUF files, by name.
+
+        Files are held against their manifest by name and size, and with `hashes` by content too.
+        """
+        records = [self._record(name, hashes=hashes) for name in CATALOGUE]
         if self._models.is_dir():
             others = sorted(
                 path.name for path in self._models.iterdir() if path.is_dir() and path.name not in CATALOGUE
             )
-            records += [self._record(name) for name in others]
+            records += [self._record(name, hashes=hashes) for name in others]
         return records
 
-    def _record(self, name: str) -> StoredModel:
+    def _record(self, name: str, *, hashes: bool) -> StoredModel:
         directory, entry = self._models / name, CATALOGUE.get(name)
         if not directory.exists() and entry is not None:
             return StoredModel(
                 name, entry.source, "available", entry.stored_bytes, entry.quantisation, entry.parameters
             )
-        fault = self._fault(directory)
+        fault = self._fault(directory, hashes=hashes)
         try:
             manifest = read_manifest(directory)
         except CheckpointError:
@@ -126,13 +129,13 @@ class CheckpointStore:
             note="" if fault is None else str(fault),
         )
 
-    def _fault(self, directory: Path) -> CheckpointError | None:
+    def _fault(self, directory: Path, *, hashes: bool = False) -> CheckpointError | None:
         """Why a folder cannot be believed; None when it is complete."""
         try:
             manifest = read_manifest(directory)
             if manifest is None or manifest.kind != "polytoken":
                 return CheckpointError(f"{directory} has no {MANIFEST}", code="missing_file", field=MANIFEST)
-            check_files(directory, manifest)
+            check_files(directory, manifest, hashes=hashes)
         except CheckpointError as fault:
             return fault
         return None

@@ -140,13 +140,13 @@ def _store(store: CheckpointStore, problems: list[Finding]) -> dict[str, Any]:
         problems.append({"what": f"the model folder {folder} cannot be written", "fix": fix})
     models = []
     try:
-        models = [record.as_json() for record in store.list()]
+        models = [record.as_json() for record in store.list(hashes=True)]
     except OSError as error:
         problems.append({"what": f"the model folder {folder} cannot be read ({error.strerror})",
                          "fix": "choose another with --store or POLYTOKEN_STORE"})  # fmt: skip
     for record in models:
         if record["state"] == "broken":
-            fix = f"run `polytoken rm {record['name']}`, then pull it again"
+            fix = f"`polytoken rm {record['name']}` takes it away"
             problems.append({"what": f"model {record['name']} is broken: {record['note']}", "fix": fix})
     return {"folder": str(folder), "models": models}
 

@@ -23,6 +23,7 @@ from checkpoint_writers import gguf_model, read_arrays
 
 from polytoken.checkpoint import fetch, store
 from polytoken.checkpoint.catalogue import CATALOGUE, CatalogueEntry
+from polytoken.checkpoint.runtime import load_runtime
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
 from polytoken.errors import CheckpointError
 from polytoken.testkit.tiny import write_checkpoint
@@ -330,6 +331,27 @@ def test_damage_is_seen_and_repaired_by_the_next_pull(
     (record,) = home.list()
     assert record.state == "broken" and record.note and home.path(NAME) is None
     assert home.pull(NAME) == home.path(NAME)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_changed_bytes_of_the_same_size_are_refused(home: CheckpointStore, entry: CatalogueEntry, name: str) -> None:
+    path = home.pull(NAME)
+    text = (path / name).read_bytes()
+    if name == "config.json":
+        changed = text.replace(b'"rms_norm_eps": 1', b'"rms_norm_eps": 2')
+        assert changed != text
+    else:
+        changed = text[:-4096] + bytes(4096)
+    (path / name).write_bytes(changed)
+    (seen,) = home.list(hashes=True)
+    assert seen.state == "broken"
+    with pytest.raises(CheckpointError) as caught:
+        load_runtime(path, store=home)
+    assert caught.value.code == "damaged_file"
+    for word in (seen.note, str(caught.value)):
+        assert name in word and f"polytoken pull {NAME} --force" in word and "\n" not in word
+    home.pull(NAME, force=True)
+    load_runtime(path, store=home)
 
 
 def test_remove_frees_what_it_says(home: CheckpointStore, entry: CatalogueEntry) -> None:
