@@ -26,9 +26,10 @@ from polytoken.cli.output import (
 from polytoken.cli.progress import waiting
 from polytoken.cli.speed import floor_share
 from polytoken.cli.watch import CanvasView, open_view
-from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, UsageError
+from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, NonFiniteError, UsageError
 from polytoken.events import (
     Event,
+    GenerationFailed,
     GenerationResult,
     InferenceSummary,
     RequestRejected,
@@ -167,7 +168,7 @@ def generate(
         printer = JsonLines() if machine else PlainText(stream=stream)
         report = verbose or (sys.stderr.isatty() and not machine)
         status = _serve(engine, source, printer, loaded=_with_defaults(engine.loaded, chosen, raw), view=view,
-                        report=report, measure=verbose)  # fmt: skip
+                        report=report, measure=verbose, single=record is not None)  # fmt: skip
     raise typer.Exit(status)
 
 
@@ -180,9 +181,10 @@ def _serve(
     view: CanvasView | None,
     report: bool,
     measure: bool,
+    single: bool,
 ) -> int:
     """Print every event of one run and return the exit status."""
-    failed = False
+    status = EXIT_OK
     result: GenerationResult | None = None
     with draining(engine) as interrupt:
         printer(loaded)
@@ -192,14 +194,22 @@ def _serve(
         events = engine.run(wanted, token_events=printer.token_events)
         for event in _watch_prefill(events) if view is None else view.show(events):
             printer(event)
-            failed = failed or is_failure(event)
+            if is_failure(event):
+                status = _failure_status(event, single=single)
             if isinstance(event, GenerationResult):
                 result = event
             elif isinstance(event, InferenceSummary):
                 _conclude(engine, event, result, report=report, measure=measure)
     if interrupt.pressed:
         return EXIT_INTERRUPTED
-    return EXIT_FAILURE if failed else EXIT_OK
+    return status
+
+
+def _failure_status(event: Event, *, single: bool) -> int:
+    """What a failure makes of the exit status: for a prompt of its own the failure's own, among many just 1."""
+    if single and isinstance(event, GenerationFailed) and event.code == NonFiniteError.code:
+        return NonFiniteError.exit_status
+    return EXIT_FAILURE
 
 
 def _conclude(

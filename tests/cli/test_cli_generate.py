@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from conftest import Outcome, Runner  # type: ignore[import-not-found]
 
@@ -211,3 +213,20 @@ def test_verbose_tells_about_model_and_speed(polytoken: Runner, tiny: str) -> No
     for words in ("products", "tokens/s", "tokens/forward", "of the byte floor"):
         assert words in outcome.err
     assert "tokens/s" not in outcome.out
+
+
+@pytest.mark.parametrize(("many", "status"), [(False, 4), (True, 1)])
+def test_numbers_that_are_not_finite_have_a_status_of_their_own(
+    polytoken: Runner, tiny: str, tmp_path: Path, many: bool, status: int
+) -> None:
+    folder = tmp_path / "nan"
+    shutil.copytree(tiny, folder)
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights = {name: mx.full(value.shape, float("nan"), dtype=value.dtype) for name, value in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    record = json.dumps({"request_id": "a", "prompt": "x"})
+    how = ("--requests-jsonl", "-") if many else ("--prompt", "x", "--json")
+    outcome = polytoken("generate", "--model", str(folder), *how, stdin=record)
+    assert outcome.status == status
+    (result,) = outcome.events_of("generation_result")
+    assert result["code"] == "non_finite"
