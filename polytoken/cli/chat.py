@@ -8,7 +8,7 @@ import typer
 
 from polytoken.cli import lane_flags
 from polytoken.cli import options as flags
-from polytoken.cli.conversation import HELP, Conversation, Leave
+from polytoken.cli.conversation import Conversation, Leave
 from polytoken.cli.loading import load_engine
 from polytoken.cli.output import describe_result, describe_runtime, report_dropped_head
 from polytoken.cli.terminal import Screen, open_screen
@@ -124,10 +124,7 @@ def _talk(engine: Engine, conversation: Conversation, screen: Screen) -> bool:
             continue
         try:
             if line.startswith("/"):
-                told = conversation.command(line)
-                screen.answer(told, reasoning=False) if told is HELP else screen.note(told)
-                if told is HELP:
-                    screen.end_answer()
+                screen.tell(conversation.command(line))
             else:
                 _answer(engine, conversation, line, screen)
         except Leave:

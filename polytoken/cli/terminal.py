@@ -37,13 +37,17 @@ class Screen(Protocol):
         """Something about the answer, quietly."""
         ...
 
+    def tell(self, text: str) -> None:
+        """What a command has to say."""
+        ...
+
     def complain(self, text: str) -> None:
         """Something that went wrong."""
         ...
 
 
 class PlainScreen:
-    """Answers on stdout, errors on stderr, and nothing else but what commands say; reasoning is left out."""
+    """Answers and what commands say on stdout, errors on stderr, and nothing else; reasoning is left out."""
 
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
@@ -66,6 +70,9 @@ class PlainScreen:
     def note(self, text: str) -> None:
         if self._verbose:
             say("note", text)
+
+    def tell(self, text: str) -> None:
+        write(f"{text}\n")
 
     def complain(self, text: str) -> None:
         say("error", text)
@@ -103,6 +110,9 @@ class RichScreen:
 
     def note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, soft_wrap=True)
+
+    def tell(self, text: str) -> None:
+        self.note(text)
 
     def complain(self, text: str) -> None:
         self._console.print(text, style="red", markup=False, soft_wrap=True)

@@ -96,9 +96,23 @@ def test_a_chat_through_a_pipe(polytoken: Runner, tiny: str, tmp_path: Path) -> 
     assert record["system"] == "S"
     assert [turn["content"] for turn in record["messages"]][::2] == ["hello", "and \nmore"]
     assert [turn["role"] for turn in record["messages"]] == ["user", "assistant"] * 2
-    assert "2 turns, 16 tokens" in outcome.err
+    assert "2 turns, 16 tokens" in outcome.out
     assert "cached" in outcome.err  # the second turn reused the first one's prompt
     assert outcome.out.count("\n") >= 2
+
+
+def test_what_commands_say_is_output_on_a_pipe_too(polytoken: Runner, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    script = f"/system Be brief.\n/seed 3\n/temperature 0.5\n/save {path}\n/load {path}\n/stats\n/reset\n/help\n"
+    outcome = polytoken("chat", "--model", tiny, stdin=script)
+    assert (outcome.status, outcome.err) == (0, "")
+    told = outcome.out.splitlines()
+    assert told[:3] == ["system prompt set", "seed 3", "temperature 0.5"]
+    assert "saved" in told[3]
+    assert "loaded" in told[4]
+    assert told[5].startswith("0 turns")
+    assert told[6] == "conversation cleared"
+    assert told[7].startswith("/system")
 
 
 def test_a_chat_goes_on_after_an_error_and_tells(polytoken: Runner, tiny: str) -> None:
