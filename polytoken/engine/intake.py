@@ -40,6 +40,9 @@ class Intake:
         self._lock = threading.RLock()
         self._items = 0
         self._closed = False
+        # Touched by the owner thread only:
+        self.refusal: PolytokenError | None = None  # why its requests fail, once it was ended early
+        self.left = False  # nobody listens any more
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="polytoken-reader", daemon=True).start()
@@ -59,23 +62,35 @@ class Intake:
 
     def _read(self) -> None:
         try:
-            for item in self._source:
+            items: Iterable[object] = self._source  # of callers whom no type checker has seen
+            for item in items:
                 self.outbox.wait_below(UNREAD_EVENTS, unless=lambda: self._closed)
-                if not self._admit():
+                if not self._hand_over(item if isinstance(item, (Request, RequestRejected)) else _foreign(item)):
                     return
-                try:
-                    self._submit(item, self)
-                except PolytokenError as error:
-                    self.outbox.put(_turned_away(item, error))
-        except Exception as error:
-            if self._admit():
-                code = error.code if isinstance(error, PolytokenError) else "unreadable_input"
-                self.outbox.put(RequestRejected(code=code, error=f"reading requests failed: {error}"))
+        except BaseException as error:  # also an exit or an interrupt: whatever ends the source must be told
+            code = error.code if isinstance(error, PolytokenError) else "unreadable_input"
+            self._hand_over(RequestRejected(code=code, error=f"reading requests failed: {error!s}"))
         finally:
             self.stop()
 
+    def _hand_over(self, item: Request | RequestRejected) -> bool:
+        """Count and submit one item; False when reading is over. What is counted gets its last event, come what may."""
+        if not self._admit():
+            return False
+        try:
+            self._submit(item, self)
+        except Exception as error:
+            self.outbox.put(_turned_away(item, error))
+        return True
 
-def _turned_away(item: Request | RequestRejected, error: PolytokenError) -> Event:
+
+def _foreign(item: object) -> RequestRejected:
+    kind = type(item).__name__
+    return RequestRejected(code="bad_record", error=f"a run takes Request and RequestRejected, not {kind}")
+
+
+def _turned_away(item: Request | RequestRejected, error: Exception) -> Event:
     if isinstance(item, RequestRejected):
         return item
-    return GenerationFailed(request_id=item.request_id, code=error.code, error=str(error))
+    code = error.code if isinstance(error, PolytokenError) else "internal"
+    return GenerationFailed(request_id=item.request_id, code=code, error=str(error))

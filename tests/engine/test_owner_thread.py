@@ -564,6 +564,37 @@ def test_a_source_that_breaks_is_one_error_and_the_rest_is_served() -> None:
         assert isinstance(events[-1], InferenceSummary) and events[-1].finished_requests == 1
 
 
+@pytest.mark.parametrize("item", ["x", None, 3, {"request_id": "x"}])
+def test_an_item_that_is_no_request_is_one_error_and_the_run_goes_on(item: Any) -> None:
+    with running(FakeLane()) as engine:
+        events = finish(engine.run([make_request("a"), item, make_request("b")]))
+        errors = [event.code for event in events if isinstance(event, RequestRejected)]
+        assert errors == ["bad_record"]
+        summary = events[-1]
+        assert isinstance(summary, InferenceSummary)
+        assert (summary.finished_requests, summary.rejected_requests) == (2, 1)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("gone"), SystemExit(3), KeyboardInterrupt()])
+def test_whatever_ends_a_source_is_one_error_and_a_summary(fault: BaseException) -> None:
+    def source() -> Iterator[Request]:
+        yield make_request("a")
+        raise fault
+
+    with running(FakeLane()) as engine:
+        events = finish(engine.run(source()))
+        assert [event.code for event in events if isinstance(event, RequestRejected)] == ["unreadable_input"]
+        summary = events[-1]
+        assert isinstance(summary, InferenceSummary)
+        assert (summary.finished_requests, summary.rejected_requests) == (1, 1)
+
+
+def test_a_source_that_is_no_iterable_is_one_error() -> None:
+    with running(FakeLane()) as engine:
+        events = finish(engine.run(3))  # type: ignore[arg-type]
+        assert names(events) == ["request_error", "inference_summary"]
+
+
 def test_interrupt_without_a_run_fails_what_is_open_and_goes_on() -> None:
     lane = FakeLane()
     gate = Gate(lane)
