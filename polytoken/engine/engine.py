@@ -69,8 +69,9 @@ class LoadedLane:
 class Handle:
     """One submitted request. Also the sink through which its events pass to the one given by the caller."""
 
-    def __init__(self, request_id: str, sink: Sink, engine: Engine) -> None:
+    def __init__(self, request_id: str, sink: Sink, engine: Engine, intake: Intake | None = None) -> None:
         self.request_id = request_id
+        self.intake = intake  # of the run it belongs to
         self.done = False  # its last event was delivered
         self._sink = sink
         self._engine = engine
@@ -234,6 +235,7 @@ class Engine:
 
         Leaving the iterator early cancels the request within one step.
         """
+        self._check_thread()
         outbox: Outbox[Event] = Outbox()
         handle = self.submit(request, outbox.put, token_events=token_events)
         try:
@@ -279,10 +281,11 @@ class Engine:
         KeyboardInterrupt while waiting here, the rest fails with code `interrupted`; the KeyboardInterrupt goes on to
         the caller after the summary. Leaving the iterator early interrupts silently.
         """
+        self._check_thread()
         outbox: Outbox[Event | Counted] = Outbox()
 
         def submit(item: Request | RequestRejected, intake: Intake) -> None:
-            handle = Handle(item.request_id or "", outbox.put, self)
+            handle = Handle(item.request_id or "", outbox.put, self, intake)
             self._inbox.put(_Submission(item, handle, token_events, intake), wait=True)
 
         intake = Intake(source, submit, outbox=outbox)
@@ -303,7 +306,7 @@ class Engine:
                     if key is not None:
                         raise  # pressed again: no patience left
                     key = pressed
-                    self.interrupt()
+                    self._interrupt_run(intake)
                     continue
                 if isinstance(event, Counted):
                     items = event.items
@@ -312,35 +315,62 @@ class Engine:
                 yield event
                 if is_failure(event) and not continue_on_error and not stopped:
                     stopped = True
-                    self._end_reading(_stop_on_error)
+                    self._end_reading(intake, lambda scheduler: self._fail_run(scheduler, intake, _stopped()))
             complete = True
             summary = self._ask(_end_run)
         finally:
-            with self._lock:
-                self._intake = None
             if not complete:
-                intake.stop()
-                self._order_quietly(self._clear)
+                self._end_reading(intake, lambda scheduler: self._leave_run(scheduler, intake))
+            with self._lock:
+                self._intake = None  # last: the next run's orders come behind those of this one
         yield summary
         if key is not None:
             raise key
 
     def interrupt(self) -> None:
-        """Fail every open request with code `interrupted`, and end the run if there is one. Does not wait.
+        """End the run if there is one, failing its requests with code `interrupted`; else fail every open request so.
 
-        A signal handler may call it.
+        Does not wait. A signal handler may call it.
         """
-        if self._intake is None:
+        intake = self._intake
+        if intake is None:
             self._order_quietly(self._clear)
         else:
-            self._end_reading(Scheduler.interrupt)
+            self._interrupt_run(intake)
 
-    def _end_reading(self, act: Callable[[Scheduler], None]) -> None:
+    def _interrupt_run(self, intake: Intake) -> None:
+        def act(scheduler: Scheduler) -> None:
+            scheduler.totals.interrupted = True
+            self._fail_run(scheduler, intake, _interrupted())
+
+        self._end_reading(intake, act)
+
+    def _end_reading(self, intake: Intake, act: Callable[[Scheduler], None]) -> None:
         """Read nothing more for this run, and do this to what was read."""
-        intake = self._intake
-        if intake is not None:
-            intake.stop()
+        intake.stop()
         self._order_quietly(act)
+
+    def _fail_run(self, scheduler: Scheduler, intake: Intake, reason: PolytokenError) -> None:
+        """Fail what this run has open, has queued or still queues; the requests of others go on."""
+        intake.refusal = intake.refusal or reason
+        scheduler.fail(reason, lambda sink: isinstance(sink, Handle) and sink.intake is intake)
+        for item in self._inbox.items():
+            if item.intake is intake and self._inbox.remove(lambda other, item=item: other is item):  # type: ignore[misc]
+                self._refuse(scheduler, item, reason)
+
+    def _leave_run(self, scheduler: Scheduler, intake: Intake) -> None:
+        intake.left = True
+        self._fail_run(scheduler, intake, _interrupted())
+
+    def _refuse(self, scheduler: Scheduler, item: _Submission, reason: PolytokenError) -> None:
+        """Fail what never reached the scheduler."""
+        if item.intake is not None and item.intake.left:
+            return
+        if isinstance(item.payload, RequestRejected):
+            scheduler.reject(item.payload, sink=item.handle)
+        else:
+            scheduler.totals.failed += 1
+            item.handle(_failed(item.handle, reason))
 
     def _clear(self, scheduler: Scheduler) -> None:
         """Fail what is open and queued, then accept again."""
@@ -360,8 +390,7 @@ class Engine:
         return self._ask(on_lane)
 
     def _ask(self, act: Callable[[Scheduler], T]) -> T:
-        if threading.current_thread() is self._thread:
-            raise UsageError("this call waits for the owner thread and was made on it", code="wrong_thread")
+        self._check_thread()
         self._check_started()
         order = _Order(act)
         self._inbox.order(order)
@@ -383,11 +412,17 @@ class Engine:
             return
 
     def _next(self, outbox: Outbox[T]) -> T:
+        self._check_thread()  # an iterator may have been started elsewhere
         while True:
             try:
                 return outbox.get(self._stall_seconds)
             except TimeoutError:
                 self._check_stall()
+
+    def _check_thread(self) -> None:
+        """Refuse what would wait for the owner thread on that thread itself, for ever."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("this call waits for the owner thread and was made on it", code="wrong_thread")
 
     def _check_stall(self) -> None:
         since, patience = self._busy_since, self._stall_seconds
@@ -462,8 +497,9 @@ class Engine:
             item = self._inbox.take_item()
             if item is None:
                 return
-            if item.intake is not None and item.intake is not self._intake:
-                continue  # read for a run that was left; nobody listens
+            if item.intake is not None and item.intake.refusal is not None:
+                self._refuse(scheduler, item, item.intake.refusal)  # posted while its run was ended
+                continue
             if isinstance(item.payload, RequestRejected):
                 scheduler.reject(item.payload, sink=item.handle)
                 continue
@@ -505,8 +541,12 @@ def _end_run(scheduler: Scheduler) -> InferenceSummary:
     return summary
 
 
-def _stop_on_error(scheduler: Scheduler) -> None:
-    scheduler.abandon(PolytokenError("an earlier request failed", code="stopped_on_error"))
+def _stopped() -> PolytokenError:
+    return PolytokenError("an earlier request failed", code="stopped_on_error")
+
+
+def _interrupted() -> CancelledError:
+    return CancelledError("the run was interrupted", code="interrupted")
 
 
 def _is_last(event: Event) -> bool:

@@ -124,6 +124,10 @@ class Scheduler:
         self._refusal = reason
         self._doom(reason, list(self._live.values()))
 
+    def fail(self, reason: PolytokenError, which: Callable[[Sink], bool]) -> None:
+        """Fail the open requests whose sinks are of this kind, and nothing else."""
+        self._doom(reason, [job for job in self._live.values() if which(job.sink)])
+
     def summary(self) -> InferenceSummary:
         """Wait for the device, and report the totals since `begin_run`."""
         before = self._clock()

@@ -595,6 +595,61 @@ def test_a_source_that_is_no_iterable_is_one_error() -> None:
         assert names(events) == ["request_error", "inference_summary"]
 
 
+@pytest.mark.parametrize("end", ["leave", "interrupt", "stop_on_error"])
+def test_ending_a_run_early_leaves_the_requests_of_others_alone(end: str) -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    others: list[list[Any]] = [[] for _ in range(3)]
+    with running(lane, max_rows=2, max_pending=2) as engine:
+        engine.submit(make_request("0", tokens=9), others[0].append)
+        gate.wait()
+        lines: list[Request | RequestRejected] = [make_request(f"run {n}", tokens=100_000) for n in range(9)]
+        if end == "stop_on_error":
+            lines.insert(0, RequestRejected(line=1, code="bad_json", error="no"))
+        gate.open.set()
+        run = engine.run(lines, continue_on_error=end != "stop_on_error")
+        seen = [next(run)]
+        for number in (1, 2):  # queued behind the run's
+            threading.Thread(
+                target=engine.submit, args=(make_request(f"{number}", tokens=9), others[number].append)
+            ).start()
+        if end == "leave":
+            run.close()  # type: ignore[attr-defined]
+        else:
+            if end == "interrupt":
+                engine.interrupt()
+            seen += run
+            assert isinstance(seen[-1], InferenceSummary) and seen[-1].interrupted == (end == "interrupt")
+        waited = threading.Event()
+        for _ in range(1000):
+            if all(events and is_last(events[-1]) for events in others):
+                break
+            waited.wait(PATIENCE / 1000)
+        assert [events[-1].status for events in others] == ["finished"] * 3
+        assert engine.generate(make_request("next")).status == "finished"
+
+
+@pytest.mark.parametrize("name", ["generate", "stream", "run"])
+def test_waiting_calls_from_a_sink_are_refused(name: str) -> None:
+    codes: list[str] = []
+
+    with running(FakeLane()) as engine:
+
+        def sink(event: Event) -> None:
+            with pytest.raises(UsageError) as caught:
+                if name == "generate":
+                    engine.generate(make_request("inner"))
+                elif name == "stream":
+                    next(engine.stream(make_request("inner")))
+                else:
+                    next(engine.run([make_request("inner")]))
+            codes.append(caught.value.code)
+
+        engine.submit(make_request("outer"), sink)
+        engine.close(drain=True)
+    assert codes and set(codes) == {"wrong_thread"}
+
+
 def test_interrupt_without_a_run_fails_what_is_open_and_goes_on() -> None:
     lane = FakeLane()
     gate = Gate(lane)
