@@ -179,6 +179,7 @@ class GenerationFailed(Event):
     event: ClassVar[str] = "generation_result"
     request_id: str
     status: str = "failed"
+    line: int | None = None  # of the input, 1-based
     code: str
     error: str
     generated_tokens: int = 0

@@ -97,6 +97,7 @@ class Request:
         stop: strings that end the text; the match itself is not part of it.
         ignore_eos: go on after end tokens (benchmarks), until `max_new_tokens`.
         limit_is_default: the caller named no limit, so `max_new_tokens` may shrink to what the context has room for.
+        line: 1-based number of the input line it was read from, None for none; says nothing about what is asked.
         created: monotonic seconds when the request object was made.
     """
 
@@ -112,6 +113,7 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     limit_is_default: bool = False
+    line: int | None = field(default=None, compare=False)
     created: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:

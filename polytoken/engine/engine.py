@@ -72,6 +72,7 @@ class Handle:
     def __init__(self, request_id: str, sink: Sink, engine: Engine, intake: Intake | None = None) -> None:
         self.request_id = request_id
         self.intake = intake  # of the run it belongs to
+        self.line: int | None = None  # of the run's input
         self.done = False  # its last event was delivered
         self._sink = sink
         self._engine = engine
@@ -286,6 +287,7 @@ class Engine:
 
         def submit(item: Request | RequestRejected, intake: Intake) -> None:
             handle = Handle(item.request_id or "", outbox.put, self, intake)
+            handle.line = item.line
             self._inbox.put(_Submission(item, handle, token_events, intake), wait=True)
 
         intake = Intake(source, submit, outbox=outbox)
@@ -554,7 +556,7 @@ def _is_last(event: Event) -> bool:
 
 
 def _failed(handle: Handle, error: PolytokenError) -> GenerationFailed:
-    return GenerationFailed(request_id=handle.request_id, code=error.code, error=str(error))
+    return GenerationFailed(request_id=handle.request_id, line=handle.line, code=error.code, error=str(error))
 
 
 def _drop(event: Event) -> None:

@@ -93,4 +93,4 @@ def _turned_away(item: Request | RequestRejected, error: Exception) -> Event:
     if isinstance(item, RequestRejected):
         return item
     code = error.code if isinstance(error, PolytokenError) else "internal"
-    return GenerationFailed(request_id=item.request_id, code=code, error=str(error))
+    return GenerationFailed(request_id=item.request_id, line=item.line, code=code, error=str(error))

@@ -208,6 +208,7 @@ class Job:
     def failed(self, code: str, error: str) -> GenerationFailed:
         return GenerationFailed(
             request_id=self.request.request_id,
+            line=self.request.line,
             code=code,
             error=error,
             generated_tokens=len(self.ids),

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
@@ -49,7 +50,7 @@ def read_stream(
             if number == 1:
                 line = line.removeprefix(_BOM)
             if line.strip():
-                yield parse_record(parse_json(line), defaults)
+                yield replace(parse_record(parse_json(line), defaults), line=number)
         except RequestError as error:
             yield RequestRejected(line=number, code=error.code, field_name=error.field, error=str(error))
         except Exception as error:  # a hole in the checks costs its line, not the lines behind it

@@ -279,7 +279,10 @@ class Scheduler:
         self._release(job, keep=False)
         self.totals.rejected += 1
         code, text, name = self._describe(error)
-        job.sink(RequestRejected(request_id=job.request.request_id, code=code, field_name=name, error=text))
+        request = job.request
+        job.sink(
+            RequestRejected(line=request.line, request_id=request.request_id, code=code, field_name=name, error=text)
+        )
 
     def _doom(self, error: PolytokenError, jobs: Sequence[Job]) -> None:
         for job in jobs:

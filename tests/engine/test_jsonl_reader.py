@@ -6,11 +6,12 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fakes import FakeLane, loaded
+from engine_fakes import FakeLane, Script, loaded, too_long
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,21 @@ def line(request_id: str, **rest: Any) -> bytes:
 
 def codes(items: list[Request | RequestRejected]) -> list[tuple[int | None, str]]:
     return [(item.line, item.code) if isinstance(item, RequestRejected) else (None, item.request_id) for item in items]
+
+
+def test_errors_found_after_reading_carry_their_line_too() -> None:
+    lane = FakeLane({"long": Script(open_error=too_long()), "fails": Script(commits=[ValueError("no")])})
+    data = b"\n".join([line("a"), b"", line("a"), line("long"), line("fails"), b"["])
+    with Engine(lambda: loaded(lane)) as engine:
+        events = [event.to_dict() for event in engine.run(read(data))]
+    errors = {(event["line"], event["code"]) for event in events if "code" in event}
+    assert errors == {(3, "duplicate_id"), (4, "too_long"), (5, "internal"), (6, "bad_json")}
+
+
+def test_the_line_is_no_part_of_what_is_asked() -> None:
+    first, _, again = (replace(item, created=0.0) for item in read(b"\n".join([line("a"), line("b"), line("a")])))
+    assert isinstance(first, Request) and isinstance(again, Request)
+    assert (first.line, again.line) == (1, 3) and first == again
 
 
 def test_g01_every_line_is_a_request_or_an_error_with_its_number() -> None:
@@ -64,10 +80,10 @@ def test_g01_every_line_is_a_request_or_an_error_with_its_number() -> None:
     assert {event.request_id for event in events if isinstance(event, GenerationResult)} == {"good", "broken"}
     errors = [event.to_dict() for event in events if isinstance(event, RequestRejected)]
     assert sorted((error.get("line", 0), error.get("request_id"), error["code"]) for error in errors) == [
-        (0, "good", "duplicate_id"),
         (3, None, "bad_json"),
         (5, None, "bad_record"),
         (6, None, "prompt_xor_messages"),
+        (7, "good", "duplicate_id"),
     ]
 
 
