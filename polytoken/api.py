@@ -9,7 +9,7 @@ with polytoken.load("smollm2-135m") as engine:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from polytoken.engine import Engine, error_of
 from polytoken.errors import RequestError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
 from polytoken.lanes.canvas.settings import CanvasSettings
-from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed
+from polytoken.request import (
+    Request,
+    RequestDefaults,
+    SamplingParams,
+    derive_seed,
+    parse_record,
+    parse_sampling,
+    parse_stop,
+)
 
 _counter = itertools.count(1)
 
@@ -69,8 +77,8 @@ def make_request(
     max_denoising_steps: int | None = None,
     seed: int | None = None,
     think: bool = True,
-    sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
+    sampling: SamplingParams | Mapping[str, Any] | None = None,
+    stop: str | Sequence[str] | None = None,
     ignore_eos: bool = False,
     request_id: str | None = None,
 ) -> Request:
@@ -84,34 +92,45 @@ def make_request(
         max_denoising_steps: of a canvas model; None for what the checkpoint says.
         seed: None derives one from the request id.
         think: whether the template is asked for a reasoning block.
-        sampling: None for what the checkpoint recommends.
+        sampling: None for what the checkpoint recommends, also for what a mapping of single values leaves out.
+        stop: one string or several.
         request_id: None for a fresh one.
 
     Raises:
-        RequestError: `prompt_xor_messages`, `bad_limit`, `bad_seed`, `bad_request_id`.
+        RequestError: `prompt_xor_messages`, `bad_limit`, `bad_seed`, `bad_request_id`, `bad_prompt`,
+            `bad_messages`, `bad_think`, `bad_sampling`, `bad_stop`.
     """
     if sum(item is not None for item in (prompt, messages, token_ids)) != 1:
         raise RequestError(
             "give exactly one of prompt, messages and token_ids", code="prompt_xor_messages", field="prompt"
         )
     defaults = RequestDefaults()
-    request_id = request_id or f"python-{next(_counter)}"
-    if prompt is not None and not raw:
-        messages = [{"role": "user", "content": prompt}]
+    request_id = f"python-{next(_counter)}" if request_id is None else request_id
+    checked: dict[str, Any] = {"request_id": request_id}
+    if messages is not None:
+        checked["messages"] = _listed(messages, list)
+    else:
+        checked["prompt"] = prompt if token_ids is None else ""
+    turns = parse_record(checked, defaults).messages  # the same checks and codes as for a record
     return Request(
         request_id=request_id,
         max_new_tokens=defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
         limit_is_default=max_new_tokens is None,
         max_denoising_steps=max_denoising_steps,
-        messages=None if messages is None else tuple(messages),
+        messages=None if (raw and messages is None) or token_ids is not None else turns,
         raw_prompt=prompt if raw else None,
-        token_ids=None if token_ids is None else tuple(token_ids),
+        token_ids=None if token_ids is None else _listed(token_ids, tuple),
         seed=derive_seed(defaults.seed, request_id) if seed is None else seed,
         think=think,
-        sampling=engine.sampling if sampling is None else sampling,
-        stop=tuple(stop),
+        sampling=sampling if isinstance(sampling, SamplingParams) else parse_sampling(sampling, engine.sampling),
+        stop=parse_stop(stop, defaults.stop),
         ignore_eos=ignore_eos,
     )
+
+
+def _listed(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
+    """Any iterable as this kind; what is none stays as it is, for the checks to refuse."""
+    return kind(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 def generate(

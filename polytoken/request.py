@@ -124,16 +124,26 @@ class Request:
                 code="prompt_xor_messages",
                 field="messages",
             )
-        if not isinstance(self.request_id, str) or not self.request_id.strip():
-            raise RequestError(
-                "request_id must be a string that is not blank", code="bad_request_id", field="request_id"
-            )
+        if not _is_request_id(self.request_id):
+            raise RequestError(_BAD_REQUEST_ID, code="bad_request_id", field="request_id")
+        if self.raw_prompt is not None and not (isinstance(self.raw_prompt, str) and _is_unicode(self.raw_prompt)):
+            raise RequestError("prompt must be a string of valid Unicode", code="bad_prompt", field="prompt")
+        ids = self.token_ids
+        if ids is not None and not (isinstance(ids, tuple) and all(_is_integer(item) and item >= 0 for item in ids)):
+            raise RequestError("token_ids must be a tuple of integers of at least 0", code="bad_prompt", field="prompt")
+        if not isinstance(self.think, bool):
+            raise RequestError("think must be true or false", code="bad_think", field="think")
         if not _is_integer(self.seed):
             raise RequestError("seed must be an integer", code="bad_seed", field="seed")
         for name in ("max_new_tokens", "max_denoising_steps"):
             value = getattr(self, name)
             if not (value is None and name == "max_denoising_steps") and (not _is_integer(value) or value <= 0):
                 raise RequestError(f"{name} must be an integer above 0", code="bad_limit", field=name)
+        if not isinstance(self.sampling, SamplingParams):
+            raise RequestError("sampling must be SamplingParams", code="bad_sampling", field="sampling")
+        if not isinstance(self.stop, tuple):
+            raise RequestError("stop must be a tuple of strings", code="bad_stop", field="stop")
+        parse_stop(self.stop, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +165,7 @@ RECORD_FIELDS: Final = frozenset(
     | {"sampling", "stop"}  # ours, beside the seven of the protocol
 )
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+_BAD_REQUEST_ID: Final = "request_id must be a string of valid Unicode that is not blank"
 _SHOWN_LIMIT: Final = 80
 _SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams))
 
@@ -183,10 +194,9 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
             field=_printable(unknown[0]),
         )
     request_id = record.get("request_id")
-    if not isinstance(request_id, str) or not request_id.strip() or not _is_unicode(request_id):
-        raise RequestError(
-            "request_id must be a string of valid Unicode that is not blank", code="bad_request_id", field="request_id"
-        )
+    if not _is_request_id(request_id):
+        raise RequestError(_BAD_REQUEST_ID, code="bad_request_id", field="request_id")
+    assert isinstance(request_id, str)
     messages = _parse_messages(record)
     think = record.get("think", defaults.think)
     if not isinstance(think, bool):
@@ -295,6 +305,10 @@ def _limit(record: Mapping[str, Any], name: str, default: int | None) -> int | N
     if not _is_integer(value) or value <= 0:
         raise RequestError(f"{name} must be an integer above 0", code="bad_limit", field=name)
     return int(value)
+
+
+def _is_request_id(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and _is_unicode(value)
 
 
 def _is_unicode(text: str) -> bool:
