@@ -505,6 +505,11 @@ class Engine:
             if isinstance(item.payload, RequestRejected):
                 scheduler.reject(item.payload, sink=item.handle)
                 continue
+            if item.intake is not None:
+                if item.payload.request_id in item.intake.taken:
+                    scheduler.reject(_duplicate(item.payload), sink=item.handle)
+                    continue
+                item.intake.taken.add(item.payload.request_id)
             self._open.add(item.handle)
             scheduler.offer(item.payload, sink=item.handle, token_events=item.token_events)
 
@@ -545,6 +550,16 @@ def _end_run(scheduler: Scheduler) -> InferenceSummary:
 
 def _stopped() -> PolytokenError:
     return PolytokenError("an earlier request failed", code="stopped_on_error")
+
+
+def _duplicate(request: Request) -> RequestRejected:
+    return RequestRejected(
+        line=request.line,
+        request_id=request.request_id,
+        code="duplicate_id",
+        field_name="request_id",
+        error="request_id is taken already",
+    )
 
 
 def _interrupted() -> CancelledError:

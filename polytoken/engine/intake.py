@@ -42,6 +42,7 @@ class Intake:
         self._closed = False
         # Touched by the owner thread only:
         self.refusal: PolytokenError | None = None  # why its requests fail, once it was ended early
+        self.taken: set[str] = set()  # ids of this run, which stay taken while it lasts
         self.left = False  # nobody listens any more
 
     def start(self) -> None:

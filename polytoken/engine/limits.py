@@ -25,7 +25,8 @@ class SchedulerLimits:
         rows_per_step: rows of one step, None for `max_rows`.
         max_pending: requests that wait for a row.
         prefill_budget: prompt tokens computed in one turn; a lane's chunk must not be larger.
-        remembered_ids: how many ended requests keep their id taken, None for all (a server should bound it).
+        remembered_ids: how many ended requests keep their id taken, None for all, which grows for ever.
+            Within one run of the engine an id stays taken in any case.
 
     Raises:
         UsageError: naming the flag, when a value is not an integer above 0.
@@ -35,7 +36,7 @@ class SchedulerLimits:
     rows_per_step: int | None = None
     max_pending: int = 128
     prefill_budget: int = 256
-    remembered_ids: int | None = None
+    remembered_ids: int | None = 100_000
 
     def __post_init__(self) -> None:
         for name, flag in FLAGS.items():

@@ -629,6 +629,16 @@ def test_ending_a_run_early_leaves_the_requests_of_others_alone(end: str) -> Non
         assert engine.generate(make_request("next")).status == "finished"
 
 
+def test_ids_are_remembered_for_a_run_and_otherwise_within_bounds() -> None:
+    assert SchedulerLimits().remembered_ids == 100_000
+    ids = "abcda"
+    with running(FakeLane(), remembered_ids=1, max_rows=1) as engine:
+        events = finish(engine.run([make_request(name) for name in ids]))
+        assert [event.code for event in events if isinstance(event, RequestRejected)] == ["duplicate_id"]
+        for name in "abab":
+            engine.generate(make_request(name))
+
+
 @pytest.mark.parametrize("name", ["generate", "stream", "run"])
 def test_waiting_calls_from_a_sink_are_refused(name: str) -> None:
     codes: list[str] = []
