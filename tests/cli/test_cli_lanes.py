@@ -269,7 +269,7 @@ def test_a_chat(polytoken: Runner, request: pytest.FixtureRequest, kind: str) ->
     notes = outcome.err.splitlines()
     assert sum("tokens/forward" in line for line in notes) == 2  # two answers
     assert outcome.out.count("tokens/forward") == 1  # /stats
-    assert "2 turns" in outcome.err
+    assert "2 turns" in outcome.out
     assert "cached" in outcome.err  # the second turn reused what the first one had read
     assert ("drafts (" if kind == "hybrid" else "denoise steps") in outcome.err
     generated = polytoken("generate", *ask, "--prompt", "hello")
