@@ -35,12 +35,12 @@ class SharedRope(nn.Module):  # type: ignore[misc]  # mlx.nn has no types
             # A table in half precision would round once more than the library does.
             turned: mx.array = self._rope(x, offset=offset)
             return turned
-        cosines, sines = self._tables(x.shape[-2], offset)
+        cosines, sines = self.tables(x.shape[-2], offset)
         half = self._dims // 2
         swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
         return x * cosines + swapped * sines
 
-    def _tables(self, rows: int, offset: int) -> tuple[mx.array, mx.array]:
+    def tables(self, rows: int, offset: int) -> tuple[mx.array, mx.array]:
         """[c | c] and [-s | s], each [1, 1, rows, D]; made anew when the position or the number of rows changes."""
         at = (rows, offset)
         if self._table is None or self._at != at:

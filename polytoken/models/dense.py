@@ -13,6 +13,7 @@ from polytoken.cache.layers import CacheLayer, KVLayer, SlidingKVLayer
 from polytoken.cache.state import DecodingState
 from polytoken.kernels.rope import share_rope
 from polytoken.models.base import CausalModel, Hidden
+from polytoken.models.lean import lean_stack
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 
@@ -20,10 +21,11 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 class DenseModel(CausalModel):
     """A network whose inner `model(ids, cache)` returns the post-norm hidden rows.
 
-    `windows` gives, layer by layer, the sliding window in tokens or None for full attention.
+    `windows` gives, layer by layer, the sliding window in tokens or None for full attention. `plain` says that every
+    block is llama-type, so that the CPU may run it with fewer operations (`models/lean.py`).
     """
 
-    def __init__(self, network: nn.Module, *, windows: Sequence[int | None], tied: bool) -> None:
+    def __init__(self, network: nn.Module, *, windows: Sequence[int | None], tied: bool, plain: bool = False) -> None:
         self.network: Any = network
         self._windows = tuple(windows)
         self._head = network.model.embed_tokens.as_linear if tied else network.lm_head
@@ -32,6 +34,7 @@ class DenseModel(CausalModel):
         self.weight_bytes_per_forward = weight_bytes(network, tied=tied)
         if mx.default_device() == mx.cpu:
             share_rope([layer.self_attn for layer in network.model.layers], dims=_head_width(network.args))
+        self._lean = lean_stack(network) if plain and mx.default_device() == mx.cpu else None
 
     def make_cache(self) -> DecodingState:
         layers: list[CacheLayer] = [KVLayer() if window is None else SlidingKVLayer(window) for window in self._windows]
@@ -49,6 +52,8 @@ class DenseModel(CausalModel):
 
     def _run(self, ids: mx.array, cache: DecodingState) -> mx.array:
         """Post-norm hidden [1, S, H] of ids [1, S]."""
+        if self._lean is not None:
+            return self._lean(ids, cache.layers)
         hidden: mx.array = self.network.model(ids, cache=cache.layers)
         return hidden
 

@@ -56,7 +56,7 @@ def rename(weights: dict[str, mx.array], config: Config) -> dict[str, mx.array]:
 def wrap(network: nn.Module, config: Config) -> DenseModel:
     args = network.args
     windows = [args.sliding_window if kind == "sliding_attention" else None for kind in args.layer_types]
-    return DenseModel(network, windows=windows, tied=args.tie_word_embeddings)
+    return DenseModel(network, windows=windows, tied=args.tie_word_embeddings, plain=True)
 
 
 FAMILY = Family("llama", ("llama",), normalise, make, rename, wrap)

@@ -41,7 +41,7 @@ def rename(weights: dict[str, mx.array], config: Config) -> dict[str, mx.array]:
 
 def wrap(network: nn.Module, config: Config) -> DenseModel:
     args = network.args
-    return DenseModel(network, windows=[None] * args.num_hidden_layers, tied=args.tie_word_embeddings)
+    return DenseModel(network, windows=[None] * args.num_hidden_layers, tied=args.tie_word_embeddings, plain=True)
 
 
 FAMILY = Family("qwen2", ("qwen2",), normalise, make, rename, wrap)
