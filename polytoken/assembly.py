@@ -132,6 +132,7 @@ def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
         sampling=lane.sampling if lane.name == "canvas" else recommended_sampling(runtime.generation),
         release=_release_device,
         rows_per_step=lane.capacity if lane.name == "canvas" else None,
+        tokenizer=tokenizer,
     )
 
 

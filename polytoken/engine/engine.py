@@ -54,6 +54,7 @@ class LoadedLane:
         sampling: what the checkpoint recommends for requests that name nothing.
         release: called last on the owner thread, after the lane is gone (free the device's memory pool).
         rows_per_step: most rows of one step, where that depends on what was loaded; None for the limits' own.
+        tokenizer: of the checkpoint, for callers that make prompt ids themselves; may be used on any thread.
     """
 
     lane: Lane[Any]
@@ -64,6 +65,7 @@ class LoadedLane:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     release: Callable[[], None] | None = None
     rows_per_step: int | None = None
+    tokenizer: Any = None
 
 
 class Handle:
@@ -146,7 +148,7 @@ class Engine:
         self._inbox: Inbox[_Order, _Submission] = Inbox(max(2, self.limits.max_pending))
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._started: Future[tuple[RuntimeLoaded, SamplingParams]] = Future()
+        self._started: Future[tuple[RuntimeLoaded, SamplingParams, Any]] = Future()
         self._lane: LoadedLane | None = None  # touched by the owner thread only, like the next
         self._open: set[Handle] = set()  # offered to the scheduler and not done
         self._intake: Intake | None = None  # of the run in progress
@@ -167,7 +169,7 @@ class Engine:
                 self._thread = threading.Thread(target=self._own, name="polytoken-owner", daemon=True)
                 self._thread.start()
         try:
-            loaded, _ = self._started.result()
+            loaded = self._started.result()[0]
         except KeyboardInterrupt:
             self._inbox.shut(EngineError("the engine was interrupted while loading"))  # it ends when it has loaded
             raise
@@ -186,6 +188,12 @@ class Engine:
         """What the checkpoint recommends for requests that name nothing. Waits for loading."""
         self._check_started()
         return self._started.result()[1]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer, which any thread may use. Waits for loading."""
+        self._check_started()
+        return self._started.result()[2]
 
     def close(self, *, drain: bool = False) -> None:
         """End the engine: finish (`drain`) or fail what is open with code `engine_closed`, free everything, and join.
@@ -475,7 +483,7 @@ class Engine:
             return None
         finally:
             self._load = None  # it may hold what it loaded
-        self._started.set_result((lane.loaded, lane.sampling))
+        self._started.set_result((lane.loaded, lane.sampling, lane.tokenizer))
         return scheduler
 
     def _work(self, scheduler: Scheduler) -> None:
