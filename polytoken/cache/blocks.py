@@ -22,6 +22,7 @@ class LayerBlock:
         stop: number of tokens encoded at the end of the block.
         needs: first row that a state at `stop` must have: 0, or stop - (W - 1) for a sliding layer.
         arrays: the rows [start, stop), (keys [1, h, stop - start, dk], values [1, h, stop - start, dv]); () if none.
+        alone: whether the arrays are a state that stands alone at `stop`: it needs nothing before it and cannot be cut.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class LayerBlock:
     stop: int
     needs: int
     arrays: tuple[mx.array, ...]
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:

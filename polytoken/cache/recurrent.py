@@ -105,8 +105,8 @@ class RecurrentLayer(CacheLayer):
         """The whole state if `stop` is the offset; nothing for an earlier `stop`, since that state is gone."""
         self._check_span(start, stop)
         if stop != self.offset or self.slots is None:
-            return LayerBlock(self.kind, None, stop, stop, 0, ())
-        return LayerBlock(self.kind, None, 0, stop, 0, tuple(copy_array(array) for array in self.slots))
+            return LayerBlock(self.kind, None, stop, stop, 0, (), alone=True)
+        return LayerBlock(self.kind, None, 0, stop, 0, tuple(copy_array(array) for array in self.slots), alone=True)
 
     def restore(self, snapshot: LayerSnapshot) -> None:
         self.check_snapshot(snapshot)
