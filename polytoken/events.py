@@ -93,10 +93,89 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolCallDelta:
+    """A step of a tool call. The first has `call_id`, `name` and `declared`, the last `done` and `valid`.
+
+    Attributes:
+        index: which call of the answer, from 0.
+        declared: whether the request declared a tool of this name.
+        arguments: what the call's arguments gain, JSON text.
+        valid: whether all arguments together are the JSON of an object; what is not, is as the model wrote it.
+    """
+
+    index: int
+    call_id: str | None = None
+    name: str | None = None
+    declared: bool | None = None
+    arguments: str = ""
+    done: bool = False
+    valid: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) not in (None, "")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A whole tool call; see `ToolCallDelta`."""
+
+    call_id: str
+    name: str
+    arguments: str
+    valid: bool
+    declared: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+class ToolCallSum:
+    """Tool calls put together from their steps."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, list[ToolCallDelta]] = {}
+
+    def add(self, step: ToolCallDelta) -> None:
+        """Take the next step."""
+        self._steps.setdefault(step.index, []).append(step)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far, in order."""
+        return tuple(
+            ToolCall(
+                call_id=steps[0].call_id or "",
+                name=steps[0].name or "",
+                arguments="".join(step.arguments for step in steps),
+                valid=steps[-1].valid is True,
+                declared=steps[0].declared is True,
+            )
+            for _, steps in sorted(self._steps.items())
+        )
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """What reasoning, answer and tool calls gain by one step, the markup between them left out.
+
+    Attributes:
+        reasoning, content: text.
+        tool_calls: steps of calls.
+        reasoning_tokens: ids that belong to the reasoning, its markup included.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Token(Event):
     """Ids committed by one step. `text` decodes all ids of the request so far, special tokens kept.
 
-    `delta` is the visible text this step adds: append-only, whole characters, cut before a stop string.
+    `delta` is the visible text this step adds: append-only, whole characters, cut before a stop string. The same text
+    without markup is told apart into `reasoning_delta`, `content_delta` and `tool_calls`, where the lane's text can.
     """
 
     event: ClassVar[str] = "token"
@@ -107,13 +186,13 @@ class Token(Event):
     delta: str
     denoise_steps: int | None = None
     forwards: int
+    reasoning_delta: str | None = None
+    content_delta: str | None = None
+    tool_calls: tuple[ToolCallDelta, ...] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        record = super().to_dict()
-        if self.logprobs is not None:
-            record["logprobs"] = [item.to_dict() for item in self.logprobs]
-        return record
+        return _with_lists(super().to_dict(), "logprobs", "tool_calls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +203,9 @@ class GenerationResult(Event, Mapping[str, Any]):
 
     `stop_reason` is one of `turn_end`, `eos`, `stop_string`, `max_new_tokens`, `max_denoising_steps`,
     `episode_watchdog`, `context_full`.
+
+    `text` is the whole visible text. Without markup it is told apart into `reasoning` (absent if there was none),
+    `content` and `tool_calls`; `reasoning_tokens` of the generated ones belong to the reasoning.
     """
 
     event: ClassVar[str] = "generation_result"
@@ -141,6 +223,10 @@ class GenerationResult(Event, Mapping[str, Any]):
     generated_tokens: int
     token_ids: tuple[int, ...]
     text: str
+    reasoning: str | None = None
+    reasoning_tokens: int | None = None
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
     forwards: int
     tokens_per_forward: float
     queue_seconds: float
@@ -166,10 +252,7 @@ class GenerationResult(Event, Mapping[str, Any]):
         return len(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        record = super().to_dict()
-        if self.logprobs is not None:
-            record["logprobs"] = [item.to_dict() for item in self.logprobs]
-        return record
+        return _with_lists(super().to_dict(), "logprobs", "tool_calls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +309,14 @@ class InferenceSummary(Event):
     mlx_peak_memory_bytes: int
     interrupted: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)  # lane totals (active_row_denoises, ...)
+
+
+def _with_lists(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The record with the items of these members as records too."""
+    for name in names:
+        if record.get(name) is not None:
+            record[name] = [item.to_dict() for item in record[name]]
+    return record
 
 
 def is_failure(event: Event) -> bool:
