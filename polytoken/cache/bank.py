@@ -1,8 +1,8 @@
 """The state bank: prompts that share a beginning pay for it once.
 
-Keys are token prefixes, compared in full: multiples of the chunk grid, usable by every prompt that starts with them,
-and whole prompts, usable by an equal prompt alone. A warm prompt is therefore encoded on the same chunks as a cold one,
-and a hit changes the speed and not one bit of the output. Whatever is not restored has a stated reason.
+Keys are token prefixes, compared in full. Under a free identity a state is gone on from wherever it ends; otherwise at
+multiples of the chunk grid, and at whole prompts for an equal prompt alone. Either way a warm prompt gets the bits that
+a cold one gets: a hit changes the speed and nothing of the output. Whatever is not restored has a stated reason.
 
 Only the thread that owns MLX may call a bank.
 """
@@ -11,14 +11,20 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from polytoken.cache.anchors import choose_anchors
 from polytoken.cache.answers import BankStatistics, Entry, Found, Miss, MissReason, PutOutcome
-from polytoken.cache.blocks import LayerSnapshot, join_blocks
+from polytoken.cache.blocks import LayerBlock, LayerSnapshot, join_blocks, stitch_blocks
 from polytoken.cache.identity import StateIdentity
+from polytoken.cache.live import LiveState, LiveStates
+from polytoken.cache.marks import Mark
+from polytoken.cache.sessions import Session, SessionBook
 from polytoken.cache.state import DecodingState, Snapshot
 from polytoken.cache.tail import Tail
+from polytoken.cache.tier import SecondTier, StoredRun
 from polytoken.cache.tree import ID_BYTES, WHOLE, Node, PrefixTree, encode_ids, name_run
 from polytoken.errors import CacheError
 
@@ -36,18 +42,48 @@ __all__ = [
 REMEMBERED_LOSSES = 4096
 """How many evicted or refused runs are remembered by digest, so that a later miss can say so."""
 
+MOST_HEADS = 3
+"""How many branches of its own a session keeps, the newest ones."""
+
+
+class Spot(NamedTuple):
+    """A place to go on from: `position` tokens, of which the last lie in `node`; a root and 0 for none."""
+
+    node: Node
+    position: int
+
 
 class StateBank:
     """A store of decoding states by token prefix, within a limit of bytes.
 
-    `limit_bytes` bounds the exact sum of bytes of all arrays held, at every instant; 0 turns the bank off. `identity`
-    is what lookups and puts are made under unless they name another: states of different identities never meet.
+    Args:
+        limit_bytes: bound on the exact sum of bytes of all arrays held, at every instant; 0 turns the bank off.
+        identity: what lookups and puts are made under unless they name another: states of different identities never
+            meet.
+        session_limit_bytes: bound on what one session may hold, None for the whole limit.
+        mark_bytes: bound on the restore points of one sequence, None for half the limit.
+        sessions: who is who; None for a fresh book.
+        tier: a second store below this one.
     """
 
-    def __init__(self, limit_bytes: int, *, identity: StateIdentity) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        identity: StateIdentity,
+        session_limit_bytes: int | None = None,
+        mark_bytes: int | None = None,
+        sessions: SessionBook | None = None,
+        tier: SecondTier | None = None,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.identity = identity
+        self.session_limit_bytes = limit_bytes if session_limit_bytes is None else session_limit_bytes
+        self.mark_bytes = limit_bytes // 2 if mark_bytes is None else mark_bytes
+        self.sessions = SessionBook() if sessions is None else sessions
+        self.tier = tier
         self._tree = PrefixTree()
+        self._live = LiveStates()
         self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
@@ -62,35 +98,51 @@ class StateBank:
     @property
     def nbytes(self) -> int:
         """Exact bytes of all arrays held."""
-        return self._tree.nbytes
+        return self._tree.nbytes + self._live.nbytes
 
-    def find(self, ids: Sequence[int], *, need_tail: bool = True, identity: StateIdentity | None = None) -> Found:
+    # -- looking up ------------------------------------------------------------------------------------------------
+
+    def find(
+        self,
+        ids: Sequence[int],
+        *,
+        need_tail: bool = True,
+        identity: StateIdentity | None = None,
+        session: str | None = None,
+    ) -> Found:
         """The longest stored prefix of `ids` to go on from, which becomes the most recently used.
 
         With `need_tail` (a lane that samples from the last row) a whole prompt counts only if its tail is stored;
-        otherwise the state before its last chunk is found, so that one chunk gives the last row again.
+        otherwise a state before its end is found, from which its last row is computed again. Naming a session may give
+        the state that this session left, which then belongs to the caller.
         """
         if not ids:
             return Found(0)
         identity = identity or self.identity
         key = encode_ids(ids)
-        node = self._tree.walk(identity, key)
-        parent, ending = node.ending(key)
-        for whole in (parent.children.get(ending), node):
-            if (
-                whole is not None
-                and whole.stop == len(ids)
-                and whole.complete
-                and not (need_tail and whole.tail is None)
-            ):
-                return self._count(Found(whole.stop, self._join(whole), whole.tail and whole.tail.view()))
-        last = len(ids) - 1 if need_tail else len(ids)
-        usable = node
-        while usable.parent is not None and not (usable.complete and usable.stop <= last):
-            usable = usable.parent
-        miss = self._explain(identity, key, node=node, usable=usable)
-        snapshot = None if usable.parent is None else self._join(usable)
-        return self._count(Found(usable.stop, snapshot, None, miss))
+        node = self._descend(identity, key)
+        spot = self._best_spot(identity, node, key, need_tail=need_tail)
+        live = self._take_live(session, identity, key, spot=spot, last=len(ids) - need_tail)
+        length = spot.position if live is None else live.length
+        miss = None
+        if length < len(ids):
+            miss = self._explain(identity, key, node=node, usable=length, need_tail=need_tail)
+        if live is not None:
+            self._tree.touch(spot.node)
+            return self._count(Found(length, None, None, miss, live))
+        if length == 0:
+            return self._count(Found(0, None, None, miss))
+        mark = spot.node.marks.get(length)
+        tail = mark.tail if mark is not None and length == len(ids) else None
+        self._counts["near_hits"] += length < spot.node.stop
+        return self._count(Found(length, self._join(spot), tail and tail.view(), miss))
+
+    def locate(self, ids: Sequence[int], *, identity: StateIdentity | None = None) -> Spot:
+        """The deepest place of `ids` that could be restored; nothing counts as used."""
+        identity, key = identity or self.identity, encode_ids(ids)
+        return self._best_spot(identity, self._tree.walk(identity, key), key, need_tail=False)
+
+    # -- storing ---------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -99,12 +151,14 @@ class StateBank:
         *,
         tail: Tail | None = None,
         identity: StateIdentity | None = None,
+        session: str | None = None,
     ) -> PutOutcome:
-        """Store the state after exactly `ids`: as a whole prompt if `tail` is given or they end between grid points.
+        """Store the state after exactly `ids`.
 
-        Copies are compact and evaluated here, so nothing done later to `state` reaches them. What is present stays as
-        it is and as old as it is. A state that would not fit the limit beside nothing else is refused, and nobody is
-        evicted for it; otherwise the least recently used leaves go until it fits, and only then is it copied.
+        Where states are gone on from at the grid alone, it is sealed as a whole prompt if `tail` is given or the ids
+        end between grid points. Copies are compact and evaluated here, so nothing done later to `state` reaches them.
+        What is present stays as it is and as old as it is. A state that would not fit a limit beside nothing else is
+        refused, and nobody is evicted for it; otherwise room is made, and only then is it copied.
         Raises CacheError when `state` is not at `len(ids)` or its layers are not those stored before it.
         """
         if self.limit_bytes <= 0:
@@ -116,105 +170,455 @@ class StateBank:
         node = self._tree.walk(identity, key)
         if node.blocks and [(b.kind, b.window) for b in node.blocks] != [(x.kind, x.window) for x in state.layers]:
             raise CacheError("a state was offered whose layers differ from those stored under the same identity")
-        is_whole = tail is not None or len(ids) % identity.grid > 0
-        parent, ending = node.ending(key)
-        if is_whole:
-            present, anchor = parent.children.get(ending), parent
-        else:
-            present, anchor = node if node.stop == len(ids) else None, node
-        if present is not None:
-            return self._complete(present, state, tail)
-        runs = cut_runs(key, anchor, identity.grid)
-        if is_whole:
-            runs[-1] += WHOLE
-        return self._extend(anchor, runs, state, tail=tail, identity=identity)
+        outcome, stored = (self._put_free if identity.free else self._put_on_grid)(
+            identity, node, key, state, tail=tail, session=session
+        )
+        if stored is not None:
+            if session is None:
+                for each in stored.path():
+                    each.shared = True
+            else:
+                self._stand_on(session, Spot(stored, len(ids)))
+            self._thin(stored, newest=len(ids))
+        return outcome
 
-    def clear(self) -> int:
-        """Forget everything stored, give back its memory, and return the number of runs dropped."""
+    def keep_live(self, session: str, ids: Sequence[int], state: DecodingState, *, owner: Any = None) -> bool:
+        """Keep a session's own state ready for its next turn, if it fits; the caller lets go of it.
+
+        It goes before anything else when room is needed, and room for it is made only among other live states and what
+        no session has used lately.
+        """
+        live = LiveState(self.identity, encode_ids(ids), state, owner)
+        self._live.take(session)
+        at = self.locate(ids).node
+        fits = live.nbytes + sum(node.nbytes for node in at.path()) <= self.session_limit_bytes
+        if not fits or not self._make_room(at, live.nbytes, gently=True):
+            return False
+        self._live.put(session, live)
+        return True
+
+    def clear(self, session: str | None = None) -> int:
+        """Forget everything stored, or what a session stored and nobody else did; the number of runs dropped."""
+        if session is not None:
+            return self._clear_session(session)
         dropped = len(self._tree)
+        self._forget_below([node.digest for node in self._tree])
+        for each in self.sessions:
+            if self.tier is not None:
+                self.tier.forget_session(each.name)
         self._tree.clear()
+        self._live.clear()
         self._lost.clear()
+        self.sessions.clear()
         return dropped
+
+    def release(self, heads: Sequence[Node], *, reason: MissReason = MissReason.CLEARED) -> int:
+        """Drop what lies on the ways to these nodes and nobody wants any more; the number of runs dropped."""
+        dropped = []
+        for node in sorted({node for head in heads for node in head.path()}, key=lambda node: -node.stop):
+            if node in self._tree and not (node.children or node.holders or node.shared):
+                self._tree.remove(node)
+                self._remember(node.digest, reason)
+                dropped.append(node.digest)
+        self._forget_below(dropped)
+        return len(dropped)
 
     def entries(self, identity: StateIdentity | None = None) -> list[Entry]:
         """The runs stored under one identity, least recently used first."""
         root = self._tree.root(identity or self.identity)
         return [
-            Entry(node.ids(), node.nbytes, restorable=node.complete, whole_prompt=node.is_whole)
+            Entry(
+                node.ids(),
+                node.nbytes,
+                restorable=node.complete,
+                whole_prompt=node.is_sealed,
+                marks=tuple(node.marks),
+            )
             for node in self._tree
             if node.root() is root
         ]
 
+    def has_live(self, session: str) -> bool:
+        """Whether a state is kept ready for this session."""
+        return self._live.get(session) is not None
+
     def statistics(self) -> BankStatistics:
         """The counters now."""
         count = self._counts
+        marks = [mark for node in self._tree for mark in node.marks.values()]
+        report = getattr(self.tier, "statistics", None)
         return BankStatistics(
             hits=count["hits"],
             full_hits=count["full_hits"],
+            near_hits=count["near_hits"],
+            live_hits=count["live_hits"],
             misses=dict(self._misses),
             partial=dict(self._partial),
             reused_tokens=count["reused_tokens"],
             puts=count["puts"],
             refusals=count["refusals"],
             evictions=count["evictions"],
+            superseded=count["superseded"],
+            thinned=count["thinned"],
             entries=len(self._tree),
             nbytes=self.nbytes,
             limit_bytes=self.limit_bytes,
+            marks=len(marks),
+            mark_bytes=sum(mark.nbytes for mark in marks),
+            live_states=len(self._live),
+            live_bytes=self._live.nbytes,
+            sessions=len(self.sessions),
+            snapshots=len(self.sessions.snapshots),
+            disk={} if report is None else dict(report()),
         )
 
-    def _complete(self, node: Node, state: DecodingState, tail: Tail | None) -> PutOutcome:
-        """Give a stored run what it lacks: rows that were gone when it was stored, or the last row's outputs."""
-        gaps = node.gaps()
-        if not gaps and (tail is None or node.tail is not None):
-            return PutOutcome.PRESENT
+    # -- finding a place ---------------------------------------------------------------------------------------------
+
+    def _descend(self, identity: StateIdentity, key: bytes) -> Node:
+        """The deepest block on the way, after the store below has been asked for what is missing."""
+        node = self._tree.walk(identity, key)
+        while self.tier is not None and self.limit_bytes > 0 and node.stop * ID_BYTES < len(key):
+            rest = key[node.stop * ID_BYTES :]
+            if node.common_ids(rest)[0] * ID_BYTES == len(rest) or not self._fetch(identity, node, rest):
+                break
+            deeper = self._tree.walk(identity, key)
+            if deeper is node:
+                break
+            node = deeper
+        return node
+
+    def _fetch(self, identity: StateIdentity, node: Node, rest: bytes) -> bool:
+        """Bring one run from the store below to where it belongs; False when there is none, or no room for it."""
+        assert self.tier is not None
+        offer = self.tier.find(identity, node.digest, rest)
+        if offer is None or not self._make_room(node, offer.nbytes):
+            return False
+        run = offer.load()
+        if run is None or run.parent != node.digest or run.nbytes > offer.nbytes:
+            return False
+        key = encode_ids(run.ids) + (WHOLE if run.sealed else b"")
+        longer = any(other.startswith(key) for other in node.children)  # also the run itself
+        if longer or name_run(node, key) != run.digest:
+            return False
+        self._insert(identity, Node(node, key, blocks=run.blocks, marks=run.marks))
+        return True
+
+    def _best_spot(self, identity: StateIdentity, node: Node, key: bytes, *, need_tail: bool) -> Spot:
+        """The deepest place where a prompt can be gone on from, when `node` is the deepest block on its way."""
+        n = len(key) // ID_BYTES
+        last = n - 1 if need_tail else n
+
+        def fits(each: Node, position: int) -> bool:
+            mark = each.marks.get(position)
+            return position <= last or (mark is not None and mark.tail is not None)
+
+        if not identity.free:
+            parent, ending = node.ending(key)
+            for whole in (parent.children.get(ending), node):
+                if whole is not None and whole.stop == n and whole.complete and fits(whole, n):
+                    return Spot(whole, n)
+            while node.parent is not None and not (node.complete and node.stop <= last):
+                node = node.parent
+            return Spot(node, node.stop)
+
+        best = self._best_child(node, key[node.stop * ID_BYTES :], fits=fits, last=last)
+        each: Node | None = node
+        while best is None and each is not None and each.parent is not None:
+            places = [position for position in each.positions(n) if fits(each, position)]
+            places = places or each.positions(last)
+            best = Spot(each, places[0]) if places else None
+            each = each.parent
+        return best or Spot(node.root(), 0)
+
+    def _best_child(self, node: Node, rest: bytes, *, fits: Any, last: int) -> Spot | None:
+        """The deepest place within runs behind `node` that begin like `rest`."""
+        best: Spot | None = None
+        for child in node.children.values():
+            for position in reversed(child.marks):
+                if best is not None and position <= best.position:
+                    break
+                same = rest.startswith(child.key[: (position - node.stop) * ID_BYTES])
+                if same and fits(child, position) and child.holds(position):
+                    best = Spot(child, position)
+                    break
+        common, nearest = node.common_ids(rest)
+        if nearest is not None and not nearest.has_states:
+            places = nearest.positions(min(node.stop + common, last))
+            if places and (best is None or places[0] > best.position):
+                best = Spot(nearest, places[0])
+        return best
+
+    def _take_live(
+        self, session: str | None, identity: StateIdentity, key: bytes, *, spot: Spot, last: int
+    ) -> LiveState | None:
+        """The session's own state, cut to what serves the prompt, if it serves it as far as the stored states do."""
+        live = None if session is None else self._live.get(session)
+        if live is None or session is None:
+            return None
+        length = live.usable(identity, key, last=last)
+        if length == 0 or length < spot.position:
+            return None
+        self._live.take(session)
+        live.state.trim(live.length - length)
+        self._counts["live_hits"] += 1
+        return LiveState(identity, key[: length * ID_BYTES], live.state, live.owner)
+
+    def _join(self, spot: Spot) -> Snapshot:
+        """The state at a place, sharing the stored arrays; its node becomes the most recently used."""
+        self._tree.touch(spot.node)
+        chain = [each.blocks for each in spot.node.path()]
+        mark = spot.node.marks.get(spot.position)
+        states = iter(mark.states if mark is not None else ())
+        layers: list[LayerSnapshot] = []
+        for blocks in zip(*chain, strict=True):
+            if blocks[-1].alone:
+                state = next(states)
+                layers.append(LayerSnapshot(state.kind, state.window, spot.position, (state.arrays,)))
+                continue
+            layer = join_blocks(blocks, spot.position)
+            assert layer is not None  # `holds` says so
+            layers.append(layer)
+        return Snapshot(tuple(layers), spot.position)
+
+    def _explain(  # noqa: PLR0911  # one return per reason
+        self, identity: StateIdentity, key: bytes, *, node: Node, usable: int, need_tail: bool
+    ) -> Miss:
+        """Why nothing behind `usable` tokens was restored, when `node` is the deepest block whose tokens agree."""
+        if self.limit_bytes <= 0:
+            return Miss(MissReason.BANK_OFF, 0)
+        rest = key[node.stop * ID_BYTES :]
+        common, nearest = node.common_ids(rest)
+        agreed = node.stop + common
+        for parent, run in (node.ending(key), (node, rest[: identity.grid * ID_BYTES]), (node, rest)):
+            lost = self._lost.get(name_run(parent, run)) if run else None
+            if lost is not None:
+                return Miss(lost, agreed)
+        missing_tail = need_tail and usable == agreed - 1
+        if not rest or (identity.free and common * ID_BYTES == len(rest)):
+            return Miss(MissReason.NO_TAIL if node.complete or missing_tail else MissReason.NO_COVERAGE, agreed)
+        ended = nearest is None or (len(nearest.key) // ID_BYTES == common and not nearest.children)
+        parted = bool(node.children) and not (common and ended)
+        if usable < (agreed if identity.free else node.stop) and not (identity.free and parted):
+            return Miss(MissReason.NO_COVERAGE, agreed)
+        for other in self._tree.identities():
+            if self._tree.walk(other, key).stop > agreed:
+                return Miss(MissReason.IDENTITY_MISMATCH, agreed, ", ".join(identity.differing(other)))
+        if node.parent is None and not node.children:
+            return Miss(MissReason.COLD, 0)
+        if not identity.free and (common * ID_BYTES == len(rest) or rest[: common * ID_BYTES] + WHOLE in node.children):
+            return Miss(MissReason.OFF_GRID, agreed)
+        if agreed == 0:
+            return Miss(MissReason.NEW_PROMPT, 0)
+        return Miss(MissReason.PREFIX_DIVERGENCE if parted else MissReason.NEW_SUFFIX, agreed)
+
+    def _count(self, found: Found) -> Found:
+        self._counts["hits"] += found.length > 0
+        self._counts["full_hits"] += found.miss is None
+        self._counts["reused_tokens"] += found.length
+        if found.miss is not None:
+            (self._partial if found.length else self._misses)[found.miss.reason.value] += 1
+        return found
+
+    # -- putting ---------------------------------------------------------------------------------------------------
+
+    def _put_on_grid(
+        self,
+        identity: StateIdentity,
+        node: Node,
+        key: bytes,
+        state: DecodingState,
+        *,
+        tail: Tail | None,
+        session: str | None,
+    ) -> tuple[PutOutcome, Node | None]:
+        is_whole = tail is not None or len(key) // ID_BYTES % identity.grid > 0
+        parent, ending = node.ending(key)
+        if is_whole:
+            present, anchor = parent.children.get(ending), parent
+        else:
+            present, anchor = node if node.stop * ID_BYTES == len(key) else None, node
+        if present is not None:
+            return self._complete(present, state, tail, session=session)
+        runs = cut_runs(key, anchor, identity.grid)
+        if is_whole:
+            runs[-1] += WHOLE
+        return self._extend(anchor, runs, state, tail=tail, identity=identity, session=session)
+
+    def _put_free(
+        self,
+        identity: StateIdentity,
+        node: Node,
+        key: bytes,
+        state: DecodingState,
+        *,
+        tail: Tail | None,
+        session: str | None,
+    ) -> tuple[PutOutcome, Node | None]:
+        runs = cut_runs(key, node, identity.grid)
+        if not runs:
+            return self._complete(node, state, tail, session=session)
+        for run, child in node.children.items():
+            if len(runs) == 1 and run.startswith(runs[0]):
+                return self._complete(child, state, tail, session=session)
+        return self._extend(node, runs, state, tail=tail, identity=identity, session=session)
+
+    def _complete(
+        self, node: Node, state: DecodingState, tail: Tail | None, *, session: str | None
+    ) -> tuple[PutOutcome, Node | None]:
+        """Give a stored run what it lacks of the state: rows that were gone when it was stored, a mark, outputs."""
+        position = state.offset
+        gaps = node.gaps(position)
+        if gaps and position < node.stop:
+            return PutOutcome.PRESENT, node  # its rows cannot be made up for in the middle
+        known = node.marks.get(position)
+        lacks_states = node.has_states and not (known is not None and known.states)
+        lacks_tail = tail is not None and (known is None or known.tail is None)
+        if not (gaps or lacks_states or lacks_tail):
+            return PutOutcome.PRESENT, node
         blocks = tuple(
             layer.block(0, node.stop) if i in gaps else block
             for i, (layer, block) in enumerate(zip(state.layers, node.blocks, strict=True))
         )
-        tail = node.tail or (tail and tail.copy())
-        improved = Node(node.parent, node.key, blocks=blocks, tail=tail)
-        if not self._make_room(node, improved.nbytes - node.nbytes):
-            return self._refuse(node.digest)
-        mx.eval(improved.arrays())
-        self._tree.replace(node, blocks, tail)
+        offered = make_mark(position, state.blocks(position, position), tail if lacks_tail else None)
+        if known is not None:
+            offered = Mark(position, known.states or offered.states, known.tail or offered.tail)
+        marks = [mark for mark in node.marks.values() if mark is not known]
+        marks += [offered] if offered.states or offered.tail is not None else []
+        more = sum(block.nbytes for block in blocks) + sum(mark.nbytes for mark in marks) - node.nbytes
+        if not self._make_room(node, more, session=session):
+            return self._refuse(node.digest), None
+        mx.eval([array for block in blocks for array in block.arrays], offered.arrays())
+        self._tree.replace(node, blocks, marks)
         self._counts["puts"] += 1
-        return PutOutcome.STORED
+        self._tell_below(node)
+        return PutOutcome.STORED, node
 
     def _extend(
-        self, anchor: Node, runs: list[bytes], state: DecodingState, *, tail: Tail | None, identity: StateIdentity
-    ) -> PutOutcome:
+        self,
+        anchor: Node,
+        runs: list[bytes],
+        state: DecodingState,
+        *,
+        tail: Tail | None,
+        identity: StateIdentity,
+        session: str | None,
+    ) -> tuple[PutOutcome, Node | None]:
         """Hang runs that are not stored yet behind `anchor`, the last one with the tail."""
-        chain, parent = [], anchor
-        for run in runs:
-            blocks = state.blocks(parent.stop, parent.stop + len(run) // ID_BYTES)
-            parent = Node(parent, run, blocks=blocks)
+        shorter = [c for run, c in anchor.children.items() if identity.free and runs[0].startswith(run)]
+        chain: list[Node] = []
+        parent = anchor
+        for number, run in enumerate(runs, start=1):
+            stop = parent.stop + len(run) // ID_BYTES
+            offered = state.blocks(parent.stop, stop)
+            mark = make_mark(stop, offered, tail if number == len(runs) else None)
+            blocks = tuple(without_state(block, stop) for block in offered)
+            marks = [mark] if mark.states or mark.tail is not None else []
+            if parent is anchor:
+                for old in shorter:
+                    blocks = tuple(map(stitch_blocks, old.blocks, blocks))
+                    marks += [kept for kept in old.marks.values() if kept.position != stop]
+            parent = Node(parent, run, blocks=blocks, marks=marks)
             chain.append(parent)
         last = chain[-1]
-        gaps = last.gaps()
+        gaps = last.gaps(last.stop)
         if gaps:  # rows between here and the stored ancestors are gone: this run holds its state whole
             whole = (state.layers[i].block(0, last.stop) if i in gaps else b for i, b in enumerate(last.blocks))
             last.blocks = tuple(whole)
             last.update_reach()
-        last.tail = tail and tail.copy()
-        if not self._make_room(anchor, sum(node.nbytes for node in chain)):
-            return self._refuse(chain[0].digest)
+        if not self._make_room(anchor, sum(node.nbytes for node in chain), session=session):
+            return self._refuse(chain[0].digest), None
         mx.eval([array for node in chain for array in node.arrays()])
+        for old in shorter:
+            self._supersede(old, chain[0])
         for node in chain:
-            self._tree.insert(identity, node)
-            self._lost.pop(node.digest, None)
+            self._insert(identity, node)
         self._counts["puts"] += 1
-        return PutOutcome.STORED
+        return PutOutcome.STORED, last
 
-    def _make_room(self, anchor: Node, nbytes: int) -> bool:
-        """Evict until `nbytes` more fit behind `anchor`, whose path stays; False, and all stay, if they never can."""
-        if sum(node.nbytes for node in anchor.path()) + nbytes > self.limit_bytes:
+    def _insert(self, identity: StateIdentity, node: Node) -> None:
+        self._tree.insert(identity, node)
+        self._lost.pop(node.digest, None)
+        self._tell_below(node)
+
+    def _supersede(self, old: Node, new: Node) -> None:
+        """A run that `new` begins with gives way; its marks are with `new` already."""
+        if old not in self._tree:
+            return  # it made room
+        new.shared = new.shared or old.shared
+        self.sessions.replace_node(old, new)
+        self._tree.remove(old)
+        self._counts["superseded"] += 1
+        self._forget_below([old.digest])
+
+    def _stand_on(self, name: str, spot: Spot) -> None:
+        """The session's states now end here; what lies on branches that it keeps no longer goes."""
+        session = self.sessions.use(name)
+        session.stand_on(spot.node, spot.position)
+        while len(session.heads) > 1 and (
+            len(session.heads) > MOST_HEADS or self.bytes_of(session) > self.session_limit_bytes
+        ):
+            oldest = session.heads[0]
+            session.leave(oldest)
+            self.release([oldest], reason=MissReason.EVICTED)
+
+    def bytes_of(self, session: Session) -> int:
+        """Bytes of a session's states, those shared with others included."""
+        live = None if session.pinned else self._live.get(session.name)
+        return sum(node.nbytes for node in session.nodes()) + (0 if live is None else live.nbytes)
+
+    def _clear_session(self, name: str) -> int:
+        session = self.sessions.remove(name)
+        self._live.take(name)
+        if self.tier is not None:
+            self.tier.forget_session(name)
+        return 0 if session is None else self.release(session.heads)
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, anchor: Node, nbytes: int, *, session: str | None = None, gently: bool = False) -> bool:
+        """Evict until `nbytes` more fit behind `anchor`, whose path stays; False, and all stay, if they never can.
+
+        Live states go first, the least recently used before others; then leaves, those of sessions used lately last
+        (`gently`: not at all), and those of named snapshots never.
+        """
+        path = anchor.path()
+        held = sum(node.nbytes for node in path)
+        if session is not None and held + nbytes > self.session_limit_bytes:
+            return False
+        stay = {node for snapshot in self.sessions.snapshots.values() for node in snapshot.nodes()}.difference(path)
+        if held + sum(node.nbytes for node in stay) + nbytes > self.limit_bytes:
             return False
         self._tree.touch(anchor)
+        book = self.sessions
         while self.nbytes + nbytes > self.limit_bytes:
-            for node in self._tree.drop_oldest(keep=anchor):
+            if self._live.drop_oldest():
+                continue
+            dropped = self._tree.drop_oldest(anchor, spare=lambda node: book.is_pinned(node) or book.is_active(node))
+            if not dropped and gently:
+                return False
+            for node in dropped or self._tree.drop_oldest(anchor, spare=book.is_pinned):
                 self._counts["evictions"] += 1
                 self._remember(node.digest, MissReason.EVICTED)
+                book.leave_node(node)
+                if self.tier is not None:
+                    self.tier.dropped(self._run(node))
         return True
+
+    def _thin(self, node: Node, *, newest: int) -> None:
+        """Keep the restore points of one sequence within their budget."""
+        path = node.path()
+        sizes = {position: mark.nbytes for each in path for position, mark in each.marks.items()}
+        if sum(sizes.values()) <= self.mark_bytes:
+            return
+        wanted = {newest} | {position for each in path for position in each.holders.values()}
+        wanted |= {each.stop for each in path if len(each.children) > 1}
+        grid = self._tree.identity_of(node).grid
+        keep = choose_anchors(sizes, wanted=wanted, budget=self.mark_bytes, grid=grid) | {newest}
+        for each in path:
+            kept = [mark for position, mark in each.marks.items() if position in keep]
+            self._counts["thinned"] += len(each.marks) - len(kept)
+            if len(kept) < len(each.marks):
+                self._tree.set_marks(each, kept)
 
     def _refuse(self, digest: bytes) -> PutOutcome:
         self._counts["refusals"] += 1
@@ -226,54 +630,46 @@ class StateBank:
         if len(self._lost) > REMEMBERED_LOSSES:
             self._lost.popitem(last=False)
 
-    def _join(self, node: Node) -> Snapshot:
-        """The state at a complete node, sharing the stored arrays; the node becomes the most recently used."""
-        self._tree.touch(node)
-        chain = [each.blocks for each in node.path()]
-        layers: list[LayerSnapshot] = []
-        for blocks in zip(*chain, strict=True):
-            layer = join_blocks(blocks)
-            assert layer is not None  # `complete` says so
-            layers.append(layer)
-        return Snapshot(tuple(layers), node.stop)
+    # -- the store below ---------------------------------------------------------------------------------------------
 
-    def _explain(  # noqa: PLR0911  # one return per reason
-        self, identity: StateIdentity, key: bytes, *, node: Node, usable: Node
-    ) -> Miss:
-        """Why nothing behind `usable` was restored, when `node` is the deepest whose tokens agree."""
-        if self.limit_bytes <= 0:
-            return Miss(MissReason.BANK_OFF, 0)
-        rest = key[node.stop * ID_BYTES :]
-        common = node.common_ids(rest)
-        agreed = node.stop + common
-        for parent, run in (node.ending(key), (node, rest[: identity.grid * ID_BYTES])):
-            lost = self._lost.get(name_run(parent, run))
-            if lost is not None:
-                return Miss(lost, agreed)
-        if not rest:
-            return Miss(MissReason.NO_TAIL if node.complete else MissReason.NO_COVERAGE, agreed)
-        if usable is not node:
-            return Miss(MissReason.NO_COVERAGE, agreed)
-        for other in self._tree.identities():
-            if self._tree.walk(other, key).stop > agreed:
-                return Miss(MissReason.IDENTITY_MISMATCH, agreed, ", ".join(identity.differing(other)))
-        if node.parent is None and not node.children:
-            return Miss(MissReason.COLD, 0)
-        if common * ID_BYTES == len(rest) or rest[: common * ID_BYTES] + WHOLE in node.children:
-            return Miss(MissReason.OFF_GRID, agreed)
-        if agreed == 0:
-            return Miss(MissReason.NEW_PROMPT, 0)
-        return Miss(MissReason.PREFIX_DIVERGENCE if node.children else MissReason.NEW_SUFFIX, agreed)
+    def _run(self, node: Node) -> StoredRun:
+        assert node.parent is not None
+        return StoredRun(
+            identity=self._identity_below(node),
+            parent=node.parent.digest,
+            digest=node.digest,
+            start=node.start,
+            stop=node.stop,
+            ids=node.own_ids(),
+            sealed=node.is_sealed,
+            blocks=node.blocks,
+            marks=tuple(node.marks.values()),
+        )
 
-    def _count(self, found: Found) -> Found:
-        self._counts["hits"] += found.length > 0
-        self._counts["full_hits"] += found.miss is None
-        self._counts["reused_tokens"] += found.length
-        if found.miss is not None:
-            (self._partial if found.length else self._misses)[found.miss.reason.value] += 1
-        return found
+    def _identity_below(self, node: Node) -> StateIdentity:
+        return self._tree.identity_of(node)
+
+    def _tell_below(self, node: Node) -> None:
+        if self.tier is not None:
+            self.tier.stored(self._run(node))
+
+    def _forget_below(self, digests: Sequence[bytes]) -> None:
+        if self.tier is not None and digests:
+            self.tier.forget(digests)
 
 
 def cut_runs(key: bytes, node: Node, grid: int) -> list[bytes]:
     """What of the key lies behind `node`, cut at the grid points."""
     return [key[at : at + grid * ID_BYTES] for at in range(node.stop * ID_BYTES, len(key), grid * ID_BYTES)]
+
+
+def make_mark(position: int, blocks: Sequence[LayerBlock], tail: Tail | None) -> Mark:
+    """The mark at the end of a run, from its blocks; without states if not all of them are still there."""
+    alone = [block for block in blocks if block.alone]
+    states = tuple(alone) if all(block.arrays for block in alone) else ()
+    return Mark(position, states, tail and tail.copy())
+
+
+def without_state(block: LayerBlock, stop: int) -> LayerBlock:
+    """A run's own part of a block: of a state that stands alone, nothing."""
+    return LayerBlock(block.kind, block.window, stop, stop, block.needs, (), alone=True) if block.alone else block

@@ -6,7 +6,7 @@ Nothing here changes after it is made. The arrays of a record are read by many b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -66,22 +66,44 @@ class LayerSnapshot:
         return [mx.concatenate(list(rows), axis=2) for rows in zip(*self.parts, strict=True)]
 
 
-def join_blocks(blocks: Sequence[LayerBlock]) -> LayerSnapshot | None:
+def first_needed(block: LayerBlock, stop: int) -> int:
+    """First row that a state at `stop` must have, for a position at or before the block's own end."""
+    if stop == block.stop or block.window is None:
+        return block.needs
+    return max(0, stop - (block.window - 1))
+
+
+def join_blocks(blocks: Sequence[LayerBlock], stop: int | None = None) -> LayerSnapshot | None:
     """The snapshot at the end of a chain of blocks (oldest first), or None if rows that it needs are missing.
 
-    Shares the blocks' arrays; only the oldest part may be a view of the rows that still count.
+    With `stop`, the snapshot after that many tokens, which must lie within the last block.
+    Shares the blocks' arrays; only the oldest and the newest part may be views of the rows that still count.
     """
     last = blocks[-1]
+    end = last.stop if stop is None else stop
+    needs = first_needed(last, end)
     parts: list[tuple[mx.array, ...]] = []
-    reached = last.stop
+    reached = end
     for block in reversed(blocks):
-        if reached <= last.needs:
+        if reached <= needs:
             break
-        if block.stop != reached or block.start == block.stop:
+        if min(block.stop, end) != reached or block.start >= reached:
             return None
-        skipped = max(0, last.needs - block.start)
-        parts.append(tuple(array[:, :, skipped:] for array in block.arrays) if skipped else block.arrays)
+        low, high = max(0, needs - block.start), reached - block.start
+        whole = low == 0 and reached == block.stop
+        parts.append(block.arrays if whole else tuple(array[:, :, low:high] for array in block.arrays))
         reached = block.start
-    if reached > last.needs:
+    if reached > needs:
         return None
-    return LayerSnapshot(last.kind, last.window, last.stop, tuple(reversed(parts)))
+    return LayerSnapshot(last.kind, last.window, end, tuple(reversed(parts)))
+
+
+def stitch_blocks(older: LayerBlock, newer: LayerBlock) -> LayerBlock:
+    """`newer`, with rows in front of it that only `older` still has (lazy, in memory of its own)."""
+    missing = newer.start - older.start
+    have_rows = bool(older.arrays and newer.arrays)
+    if newer.alone or missing <= 0 or newer.start > older.stop or not have_rows:
+        return newer
+    rows = zip(older.arrays, newer.arrays, strict=True)
+    arrays = tuple(mx.concatenate([old[:, :, :missing], new], axis=2) for old, new in rows)
+    return replace(newer, start=older.start, arrays=arrays)

@@ -17,6 +17,8 @@ class StateIdentity:
         hidden_variant: which hidden rows are stored beside the state, None for none.
         template_hash: hash of tokenizer and chat template.
         history_policy: what a draft head's history holds, None without a head.
+        free: whether how tokens are cut into forwards changes no bit, so that a state may be gone on from wherever it
+            ends. If not, states are gone on from at the grid alone.
     """
 
     checkpoint: str
@@ -26,6 +28,7 @@ class StateIdentity:
     hidden_variant: str | None = None
     template_hash: str | None = None
     history_policy: str | None = None
+    free: bool = False
 
     def __post_init__(self) -> None:
         if self.grid < 1:

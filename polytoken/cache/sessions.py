@@ -1,0 +1,175 @@
+"""Conversations and named snapshots: which tokens each has committed, and where in the store its states stand."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from polytoken.cache.identity import StateIdentity
+from polytoken.cache.tree import Node
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A stream of tokens that a state was made of.
+
+    Attributes:
+        identity: what its states are stored under.
+        ids: prompt and answers of all turns so far.
+    """
+
+    identity: StateIdentity
+    ids: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Session:
+    """One conversation, or one named snapshot of one.
+
+    Attributes:
+        name: the caller's.
+        pinned: whether it is a snapshot, whose states are never evicted while it has its name.
+        committed: its stream, None before its first turn has ended.
+        heads: nodes it stands on, the newest last; with their ancestors they are its states.
+        used: clock reading of its latest use.
+        turns: how many have ended.
+    """
+
+    name: str
+    pinned: bool = False
+    committed: Committed | None = None
+    heads: list[Node] = field(default_factory=list)
+    used: float = 0.0
+    turns: int = 0
+
+    @property
+    def holder(self) -> str:
+        """What it is called in `Node.holders`, where sessions and snapshots have names of their own."""
+        return ("snapshot " if self.pinned else "session ") + self.name
+
+    def stand_on(self, node: Node, position: int) -> None:
+        """Make the node its newest head; older heads on the way to it are no longer needed."""
+        way = set(node.path())
+        for head in [head for head in self.heads if head in way]:
+            self.leave(head)
+        if any(node in head.path() for head in self.heads):
+            return  # a newer head needs it anyway
+        self.heads.append(node)
+        node.holders[self.holder] = position
+
+    def leave(self, head: Node) -> None:
+        """No longer stand there."""
+        self.heads.remove(head)
+        head.holders.pop(self.holder, None)
+
+    def nodes(self) -> set[Node]:
+        """All nodes of its states."""
+        return {node for head in self.heads for node in head.path()}
+
+
+class SessionBook:
+    """Sessions and snapshots by name, in the order of their use.
+
+    Args:
+        most: sessions remembered; the one unused for longest is forgotten (its states then age like others').
+        protect_seconds: how long after its latest use a session's states are evicted only after all others'.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, *, most: int = 1024, protect_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._protect_seconds = protect_seconds
+        self._clock = clock
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self.snapshots: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Sessions, least recently used first."""
+        return iter(list(self._sessions.values()))
+
+    def get(self, name: str) -> Session | None:
+        """The session of this name, if there is one; it does not count as used."""
+        return self._sessions.get(name)
+
+    def use(self, name: str) -> Session:
+        """The session of this name, made if there is none, which becomes the most recently used."""
+        session = self._sessions.pop(name, None) or Session(name)
+        self._sessions[name] = session
+        session.used = self._clock()
+        while len(self._sessions) > self._most:
+            self.remove(next(iter(self._sessions)))
+        return session
+
+    def remove(self, name: str) -> Session | None:
+        """Forget the session, not its states."""
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            for head in session.heads:
+                head.holders.pop(session.holder, None)
+        return session
+
+    def remove_snapshot(self, name: str) -> Session | None:
+        """Forget the named snapshot, not its states."""
+        snapshot = self.snapshots.pop(name, None)
+        if snapshot is not None:
+            for head in snapshot.heads:
+                head.holders.pop(snapshot.holder, None)
+        return snapshot
+
+    def commit(self, name: str, committed: Committed) -> None:
+        """A turn of this session has ended with this stream."""
+        session = self.use(name)
+        session.committed = committed
+        session.turns += 1
+
+    def committed(self, name: str) -> tuple[int, ...] | None:
+        """The session's committed stream; None for an unknown session, or before its first turn has ended."""
+        session = self._sessions.get(name)
+        return None if session is None or session.committed is None else session.committed.ids
+
+    def is_pinned(self, node: Node) -> bool:
+        """Whether a named snapshot stands on this node."""
+        return any(holder.startswith("snapshot ") for holder in node.holders)
+
+    def is_active(self, node: Node) -> bool:
+        """Whether a session used lately stands on this node."""
+        now = self._clock()
+        return any(not each.pinned and now - each.used < self._protect_seconds for each in self._standing_on(node))
+
+    def replace_node(self, old: Node, new: Node) -> None:
+        """Whoever stood on the old node stands on the new one."""
+        for session in self._standing_on(old):
+            session.heads[session.heads.index(old)] = new
+            new.holders[session.holder] = old.holders.pop(session.holder)
+
+    def leave_node(self, node: Node) -> None:
+        """The node is gone: whoever stood on it stands on what is before it."""
+        for session in self._standing_on(node):
+            session.leave(node)
+            if node.parent is not None and node.parent.parent is not None:
+                session.stand_on(node.parent, node.parent.stop)
+
+    def idle_seconds(self, session: Session) -> float:
+        """Since its latest use."""
+        return self._clock() - session.used
+
+    def _standing_on(self, node: Node) -> list[Session]:
+        found = []
+        for holder in node.holders:
+            kind, _, name = holder.partition(" ")
+            session = (self.snapshots if kind == "snapshot" else self._sessions).get(name)
+            if session is not None:
+                found.append(session)
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._sessions.clear()
+        self.snapshots.clear()
