@@ -61,6 +61,9 @@ class NoText:
     def finish(self) -> str:
         return ""
 
+    def drain(self) -> None:
+        return None
+
 
 def build(preset: str, dtype: mx.Dtype) -> tuple[Any, Any]:
     config = {**COMMON, **PRESETS[preset]}
@@ -77,7 +80,7 @@ def run_ours(lane: ArLane, ids: Sequence[int], new_tokens: int) -> Sample:
         lane,
         SchedulerLimits(prefill_budget=lane.prefill_chunk),
         encode=lambda request: request.token_ids or (),
-        open_text=lambda request: NoText(),
+        open_text=lambda request, ids: NoText(),
         emit=events.append,
         label=Label("random"),
         token_events=False,

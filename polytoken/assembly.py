@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polytoken.checkpoint import Runtime
     from polytoken.checkpoint.progress import Progress
     from polytoken.lanes.base import Lane
+    from polytoken.text.stream import TextStream
 
 LANES = ("auto", "ar", "mtp", "canvas")
 _MIB = 1 << 20
@@ -113,15 +114,15 @@ def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
     products = enable_products(device, options.products, threads=options.threads)
     # Imported here: what needs MLX, on the thread that owns it.
     from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
-    from polytoken.text.stream import TextStream  # noqa: PLC0415
+    from polytoken.text.answer import open_answer  # noqa: PLC0415
 
     runtime = _load_runtime(options.model, options, progress)
     numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
     lane = _choose_lane(runtime, options, numerics=numerics, progress=progress)
     tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
 
-    def open_text(request: Request) -> TextStream:
-        return TextStream(tokenizer, stop=request.stop, stop_ids=frozenset() if request.ignore_eos else stop_ids)
+    def open_text(request: Request, prompt: Sequence[int]) -> TextStream:
+        return open_answer(tokenizer, request, prompt, stop_ids=frozenset() if request.ignore_eos else stop_ids)
 
     return LoadedLane(
         lane=lane,

@@ -95,6 +95,8 @@ class Request:
         think: whether the template is asked for a reasoning block.
         sampling: how tokens are drawn.
         stop: strings that end the text; the match itself is not part of it.
+        tools: what the model may call, in the form of the OpenAI API; templates see them, and calls are told apart.
+        session: name of the conversation it is a turn of, whose state is kept for the next turn; None for none.
         ignore_eos: go on after end tokens (benchmarks), until `max_new_tokens`.
         limit_is_default: the caller named no limit, so `max_new_tokens` may shrink to what the context has room for.
         line: 1-based number of the input line it was read from, None for none; says nothing about what is asked.
@@ -111,6 +113,8 @@ class Request:
     think: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    session: str | None = None
     ignore_eos: bool = False
     limit_is_default: bool = False
     line: int | None = field(default=None, compare=False)
@@ -146,6 +150,7 @@ class Request:
         parse_stop(self.stop, ())
 
 
+        parse_tools(self.tools)
 @dataclass(frozen=True, kw_only=True)
 class RequestDefaults:
     """Values for what a record leaves out. `seed` is the base from which per-request seeds are derived."""
@@ -280,6 +285,23 @@ def _parse_messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     # Presence of the key counts, also with a null value: a caller who wrote both made a mistake.
     if ("prompt" in record) == ("messages" in record):
         raise RequestError("give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt")
+def parse_tools(value: object) -> tuple[Mapping[str, Any], ...]:
+    """Tools from a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or null for none."""
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise RequestError("tools must be a list", code="bad_tools", field="tools")
+    for index, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise RequestError(
+                f"tools[{index}] must be an object with a function that has a name",
+                code="bad_tools",
+                field=f"tools[{index}]",
+            )
+    return tuple(value)
+
+
     if "prompt" in record:
         prompt = record["prompt"]
         if not isinstance(prompt, str) or not _is_unicode(prompt):

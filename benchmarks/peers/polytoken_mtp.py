@@ -37,6 +37,9 @@ class NoText:
     def finish(self) -> str:
         return ""
 
+    def drain(self) -> None:
+        return None
+
 
 class Engine:
     def __init__(self, checkpoint: Path, products: str, chunk: int) -> None:
@@ -109,7 +112,7 @@ class Engine:
             lane,
             SchedulerLimits(prefill_budget=self.chunk),
             encode=lambda request: request.token_ids or (),
-            open_text=lambda request: NoText(),
+            open_text=lambda request, ids: NoText(),
             emit=events.append,
             label=Label("random"),
             token_events=True,

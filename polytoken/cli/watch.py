@@ -170,7 +170,7 @@ def open_view(engine: Engine, request: Request) -> CanvasView:
         )
     open_text = engine.call(lambda loaded: loaded.open_text)
     endless = replace(request, stop=())
-    return CanvasView(engine, lambda: open_text(endless))
+    return CanvasView(engine, lambda: open_text(endless, ()))
 
 
 def _look_away(loaded: LoadedLane) -> None:

@@ -48,7 +48,7 @@ class LoadedLane:
     Attributes:
         lane: the way of decoding, ready to run.
         encode: prompt ids of a request.
-        open_text: a fresh text port for a request.
+        open_text: a fresh text port for a request and its prompt ids.
         label: which weights answer.
         loaded: the event that reports them.
         sampling: what the checkpoint recommends for requests that name nothing.
@@ -59,7 +59,7 @@ class LoadedLane:
 
     lane: Lane[Any]
     encode: Callable[[Request], Sequence[int]]
-    open_text: Callable[[Request], TextPort]
+    open_text: Callable[[Request, Sequence[int]], TextPort]
     label: Label
     loaded: RuntimeLoaded
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 from polytoken.errors import PolytokenError
 from polytoken.events import (
+    AnswerDelta,
     Event,
     GenerationFailed,
     GenerationResult,
     RequestStarted,
     Token,
     TokenLogprob,
+    ToolCallSum,
 )
 from polytoken.lanes.base import Commit, Row
 from polytoken.request import Request
@@ -45,6 +47,10 @@ class TextPort(Protocol):
         """Release what was held back (half a character, the start of a stop string)."""
         ...
 
+    def drain(self) -> AnswerDelta | None:
+        """What reasoning, content and tool calls gained since the last call; None if they are not told apart."""
+        ...
+
     @property
     def text(self) -> str: ...
 
@@ -57,6 +63,34 @@ class Label(NamedTuple):
 
     checkpoint: str
     step: int = 0
+
+
+class Answer:
+    """What the text port told apart, summed up."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls = ToolCallSum()
+        self._reasoning_tokens = 0
+
+    def add(self, gain: AnswerDelta) -> None:
+        """Take the next step."""
+        self._reasoning.append(gain.reasoning)
+        self._content.append(gain.content)
+        self._reasoning_tokens += gain.reasoning_tokens
+        for step in gain.tool_calls:
+            self._calls.add(step)
+
+    def fields(self) -> dict[str, Any]:
+        """The members of a result."""
+        reasoning = "".join(self._reasoning)
+        return {
+            "reasoning": reasoning or None,
+            "reasoning_tokens": self._reasoning_tokens or None,
+            "content": "".join(self._content),
+            "tool_calls": self._calls.calls or None,
+        }
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,6 +107,7 @@ class Job:
         active_at: when the prompt was prefilled.
         first_step_at, last_step_at: when the first and the latest step reached the host.
         first_commit_at, last_commit_at: the same for steps that committed at least one id.
+        answer: reasoning, content and tool calls, where the text port tells them apart.
         first_commit_tokens: how many ids the first of these committed; they are not part of the decode rate.
         extra: sums of the numbers in the lane's commit details, and the last value of anything else.
     """
@@ -99,6 +134,7 @@ class Job:
     stop_reason: str | None = None
     stop_string: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    answer: Answer | None = None
 
     def started(self) -> RequestStarted:
         assert self.row is not None
@@ -136,9 +172,10 @@ class Job:
         delta = step.delta
         if self.stop_reason is not None and self.stop_string is None:
             delta += self.text.finish()
+        gain = self._gain()
         logprobs = None if commit.logprobs is None else commit.logprobs[: len(ids)]
         self.logprobs.extend(logprobs or ())
-        if not self.token_events or not (ids or delta):
+        if not self.token_events or not (ids or delta or (gain is not None and gain.tool_calls)):
             return None
         return Token(
             request_id=self.request.request_id,
@@ -148,8 +185,19 @@ class Job:
             delta=delta,
             denoise_steps=self.steps if self.denoising else None,
             forwards=self.forwards,
+            reasoning_delta=(gain.reasoning or None) if gain is not None else None,
+            content_delta=gain.content if gain is not None else None,
+            tool_calls=(gain.tool_calls or None) if gain is not None else None,
             logprobs=logprobs,
         )
+
+    def _gain(self) -> AnswerDelta | None:
+        assert self.text is not None
+        gain = self.text.drain()
+        if gain is not None:
+            self.answer = self.answer or Answer()
+            self.answer.add(gain)
+        return gain
 
     def _count(self, commit: Commit, now: float) -> None:
         self.steps += 1
@@ -180,6 +228,7 @@ class Job:
             generated_tokens=generated,
             token_ids=tuple(self.ids),
             text=self.text.text,
+            **({} if self.answer is None else self.answer.fields()),
             forwards=self.forwards,
             tokens_per_forward=generated / max(self.forwards, 1),
             queue_seconds=self.active_at - created,

@@ -29,7 +29,7 @@ class Scheduler:
 
     Args:
         encode: prompt ids of a request; a RequestError refuses it.
-        open_text: a fresh text port for a request.
+        open_text: a fresh text port for a request and its prompt ids.
         emit: takes every event that has no sink of its own. Neither it nor a sink may raise.
         label: which weights results are reported for.
         token_events: default for requests that do not say.
@@ -43,7 +43,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         encode: Callable[[Request], Sequence[int]],
-        open_text: Callable[[Request], TextPort],
+        open_text: Callable[[Request, Sequence[int]], TextPort],
         emit: Sink,
         label: Label,
         token_events: bool = True,
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _open(self, job: Job) -> None:
         ids = self._encode(job.request)
-        job.text = self._open_text(job.request)
+        job.text = self._open_text(job.request, ids)
         job.row = self.lane.open(job.request, ids)
         job.request = job.row.request  # the lane may have fitted a default limit to its positions
 

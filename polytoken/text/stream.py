@@ -1,15 +1,17 @@
-"""The text of one request while its ids are committed: detokenizer and stop strings joined."""
+"""The text of one request while its ids are committed: detokenizer, stop strings, reasoning and tool calls joined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from polytoken.events import AnswerDelta, ToolCallDelta
 from polytoken.text.channels import Channel, ReasoningSplitter
 from polytoken.text.detokenizer import Detokenizer
 from polytoken.text.ports import Tokenizer
 from polytoken.text.profile import Kind, decode_profile
 from polytoken.text.stops import StopMatcher
+from polytoken.text.toolcalls.parser import Piece, ToolCallParser
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class TextStream:
 
     Held back are an unfinished character, the beginning of a possible stop string and, with a splitter, the beginning
     of a possible opening tag; nothing else.
+    `drain` tells the same text apart into reasoning, content and tool calls, without their markup. Markup may consist
+    of control tokens, which visible text leaves out.
     The result does not depend on how ids are grouped into commits.
     """
 
@@ -47,6 +51,8 @@ class TextStream:
         stop: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
         reasoning: ReasoningSplitter | None = None,
+        tool_calls: ToolCallParser | None = None,
+        on_end: Callable[[TextStream], None] | None = None,
     ) -> None:
         """A stream for one request.
 
@@ -56,12 +62,20 @@ class TextStream:
             stop_ids: ids that end it; never visible, also when the tokenizer has them as ordinary tokens.
             reasoning: a fresh splitter of the model's tags. Stop strings are then sought in the answer only, since a
                 caller who asks to stop at a word does not mean the model's own notes. The visible text keeps both.
+            tool_calls: a fresh parser of the model's calls, if the request declared tools.
+            on_end: called once with this stream, when its text is complete.
         """
         self._tokenizer = tokenizer
         self._profile = decode_profile(tokenizer)
         self._stop_ids = stop_ids
         self._matcher = StopMatcher(stop)
         self._reasoning = reasoning
+        self._tool_calls = tool_calls
+        self._on_end = on_end
+        self._ids: list[int] = []
+        self._marks: dict[int, str] = {}  # texts of control tokens, as they are met
+        self._gain = _Gain()
+        self._undecided_ids = 0  # ids pushed while it was open whether they are reasoning
         self._undecided = ""  # text that may yet prove to be reasoning or answer
         self._full = Detokenizer(tokenizer, skip_special=False)
         self._visible = self._full  # one stream serves both until the first id that one of them must not see
@@ -82,6 +96,11 @@ class TextStream:
         return self._full.text
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """All consumed ids."""
+        return tuple(self._ids)
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that was met, also by `finish`."""
         return self._stop_string
@@ -99,7 +118,9 @@ class TextStream:
             part = self._take(token_id)
             parts.append(part)
             if self._stop_string is not None:
-                return TextStep(position, self._show("".join(parts)), self._stop_string)
+                shown = self._show("".join(parts))
+                self._end()
+                return TextStep(position, shown, self._stop_string)
         return TextStep(len(ids), self._show("".join(parts)))
 
     def finish(self) -> str:
@@ -109,21 +130,67 @@ class TextStream:
         rest = self._match(self._visible.finish())
         if self._undecided:
             rest += self._decide()
+        elif self._reasoning is not None and self._stop_string is None:
+            self._gain.reasoning += self._reasoning.finish().reasoning
         if self._stop_string is None:
-            rest += self._matcher.finish()
+            rest += self._answer(self._matcher.finish())
         self._finished = True
-        return self._show(rest)
+        shown = self._show(rest)
+        self._end()
+        return shown
+
+    def drain(self) -> AnswerDelta:
+        """What reasoning, content and tool calls have gained since the last call."""
+        gain, self._gain = self._gain, _Gain()
+        return AnswerDelta(gain.reasoning, gain.content, tuple(gain.tool_calls), gain.reasoning_tokens)
 
     def _take(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        reasoned = self._reasoning is not None and self._reasoning.channel is not Channel.CONTENT
+        text = self._take_text(token_id)
+        if reasoned:
+            self._count_reasoning()
+        return text
+
+    def _take_text(self, token_id: int) -> str:
         if self._is_hidden(token_id):
             if self._visible is self._full:
                 self._visible = self._full.fork()
             self._full.push(token_id)
-            return ""
+            return self._take_mark(token_id)
         delta = self._full.push(token_id)
         if self._visible is not self._full:
             delta = self._visible.push(token_id)
         return self._match(delta)
+
+    def _take_mark(self, token_id: int) -> str:
+        """A token that is not visible, but may be markup."""
+        if token_id in self._stop_ids or (self._reasoning is None and self._tool_calls is None):
+            return ""
+        mark = self._marks.get(token_id)
+        if mark is None:
+            mark = self._marks[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if self._reasoning is not None and self._reasoning.wants(mark):
+            step = self._reasoning.push(mark)
+            self._gain.reasoning += step.reasoning
+            return self._answer(step.content)
+        if self._tool_calls is not None and self._tool_calls.wants(mark):
+            if self._reasoning is not None and self._reasoning.channel is Channel.REASONING:
+                self._gain.reasoning += self._reasoning.end_reasoning().reasoning
+            shown = self._answer(self._matcher.finish())
+            self._gain.add(self._tool_calls.mark(mark))
+            return shown
+        return ""
+
+    def _count_reasoning(self) -> None:
+        """Count the latest id, which came before the answer began."""
+        assert self._reasoning is not None
+        self._undecided_ids += 1
+        if self._reasoning.channel is Channel.START:
+            return
+        if self._reasoning.channel is Channel.REASONING or self._reasoning.reasoned:
+            self._gain.reasoning_tokens += self._undecided_ids
+        self._undecided_ids = 0
 
     def _is_hidden(self, token_id: int) -> bool:
         return token_id in self._stop_ids or self._profile.kind(self._tokenizer, token_id) is Kind.SPECIAL
@@ -136,7 +203,15 @@ class TextStream:
         if step.stop_string is not None:
             self._stop_string = step.stop_string
             self._finished = True
-        return notes + step.text
+        return notes + self._answer(step.text)
+
+    def _answer(self, text: str) -> str:
+        """Text of the answer that is certain to be shown."""
+        if self._tool_calls is None:
+            self._gain.content += text
+        elif text:
+            self._gain.add(self._tool_calls.push(text))
+        return text
 
     def _without_reasoning(self, delta: str) -> tuple[str, str]:
         """The part of the text in which no stop string counts, tags included, and the answer behind it."""
@@ -144,24 +219,52 @@ class TextStream:
         if splitter is None or (splitter.channel is Channel.CONTENT and not self._undecided):
             return "", delta
         text, self._undecided = self._undecided + delta, ""
-        answer = splitter.push(delta).content
+        step = splitter.push(delta)
+        answer = step.content
+        self._gain.reasoning += step.reasoning
         if splitter.channel is Channel.START:
             self._undecided = text
             return "", ""
         if splitter.channel is Channel.REASONING:
             return text, ""
+        answer = answer[max(0, len(answer) - len(text)) :]  # without a control token that proved to be no tag
         return text[: len(text) - len(answer)], answer
 
     def _decide(self) -> str:
         """Release what the splitter held to the end: an answer that only looked like the beginning of a tag."""
         assert self._reasoning is not None
         text, self._undecided = self._undecided, ""
-        self._reasoning.finish()
+        step = self._reasoning.finish()
         if self._reasoning.channel is Channel.REASONING:
+            self._gain.reasoning += step.reasoning
+            self._gain.reasoning_tokens += self._undecided_ids
             return text
         return self._match(text)
+
+    def _end(self) -> None:
+        if self._tool_calls is not None:
+            self._gain.add(self._tool_calls.finish())
+        if self._on_end is not None:
+            self._on_end(self)
 
     def _show(self, text: str) -> str:
         if text:
             self._shown.append(text)
         return text
+
+
+class _Gain:
+    """What was told apart since it was last asked for."""
+
+    def __init__(self) -> None:
+        self.reasoning = ""
+        self.content = ""
+        self.tool_calls: list[ToolCallDelta] = []
+        self.reasoning_tokens = 0
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, ToolCallDelta):
+                self.tool_calls.append(piece)
+            else:
+                self.content += piece

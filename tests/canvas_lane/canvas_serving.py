@@ -118,7 +118,7 @@ def serve(
         lane,
         SchedulerLimits(max_rows=rows, rows_per_step=lane.capacity, max_pending=64, prefill_budget=lane.prefill_chunk),
         encode=lambda request: prompt_ids(tokenizer, request) if tokenizer else request.token_ids,
-        open_text=lambda request: TextStream(tokenizer, stop=request.stop) if tokenizer else IdText(),
+        open_text=lambda request, ids: TextStream(tokenizer, stop=request.stop) if tokenizer else IdText(),
         emit=served.events.append,
         label=Label("tiny"),
         log=lambda text: None,
@@ -154,6 +154,9 @@ class IdText:
 
     def finish(self) -> str:
         return ""
+
+    def drain(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)

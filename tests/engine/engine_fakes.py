@@ -162,7 +162,7 @@ class FakeStep:
 class FakeText:
     """Text of the ids as letters, holding one letter back, so that flushing at the end can be seen."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, prompt_ids: Sequence[int]) -> None:
         self.ids: list[int] = []
         self.text = ""
         self.stops = request.stop
@@ -188,6 +188,9 @@ class FakeText:
         rest = letters(self.ids)[len(self.text) :]
         self.text += rest
         return rest
+
+    def drain(self) -> None:
+        return None
 
     @property
     def full_text(self) -> str:

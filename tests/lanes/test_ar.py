@@ -44,6 +44,9 @@ class Ids:
     def finish(self) -> str:
         return ""
 
+    def drain(self) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class TextStep:
@@ -81,7 +84,7 @@ def serve(lane: ArLane, requests: Sequence[Request], *, rows: int = 4, capacity:
         lane,
         SchedulerLimits(max_rows=rows, rows_per_step=capacity, prefill_budget=lane.prefill_chunk),
         encode=lambda request: request.token_ids or (),
-        open_text=lambda request: Ids(),
+        open_text=lambda request, ids: Ids(),
         emit=run.events.append,
         label=Label("tiny"),
     )

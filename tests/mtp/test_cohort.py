@@ -284,6 +284,9 @@ class Letters:
     def finish(self) -> str:
         return ""
 
+    def drain(self) -> None:
+        return None
+
 
 def schedule(lane: MtpLane, requests: Sequence[Request], *, cancel: str | None = None) -> tuple[dict, InferenceSummary]:
     """The last event of every request, by id, and the summary; one is cancelled as soon as it has said something."""
@@ -299,7 +302,7 @@ def schedule(lane: MtpLane, requests: Sequence[Request], *, cancel: str | None =
         lane,
         SchedulerLimits(max_rows=4, max_pending=99, prefill_budget=CHUNK),
         encode=lambda request: request.token_ids or (),
-        open_text=lambda request: Letters(request.stop),
+        open_text=lambda request, _: Letters(request.stop),
         emit=take,
         label=Label("tiny"),
     )

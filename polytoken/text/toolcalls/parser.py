@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from polytoken.events import ToolCall, ToolCallDelta, ToolCallSum
+from polytoken.text.fence import CodeFence
 from polytoken.text.stops import StopMatcher
 from polytoken.text.toolcalls.markup import ToolMarkup
 from polytoken.text.toolcalls.reader import read_calls
@@ -27,8 +28,6 @@ from polytoken.text.toolcalls.relaxed import SPACE, Characters, Malformed, Readi
 from polytoken.text.toolcalls.schema import ArgumentTypes
 
 MAX_HEAD: Final = 4096  # characters that may be held in front of a call's name
-_FENCE: Final = "```"
-_FENCE_COLUMNS: Final = 6  # three spaces and the fence
 Piece = str | ToolCallDelta  # content, or a step of a call
 
 
@@ -210,25 +209,6 @@ class ToolCallParser:
     def _gains(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
-
-
-class CodeFence:
-    """Whether a text stands inside a fenced block of Markdown, so far."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._line = ""  # the beginning of the current line, as far as it can still be a fence
-
-    def push(self, text: str) -> None:
-        """More of the text."""
-        for character in text:
-            if character == "\n":
-                self._line = ""
-            elif len(self._line) < _FENCE_COLUMNS:
-                self._line += character
-                if self._line.lstrip(" ") == _FENCE:
-                    self.is_open = not self.is_open
-                    self._line = " " * _FENCE_COLUMNS
 
 
 def parse_tool_calls(
