@@ -12,8 +12,10 @@ from polytoken.cli.doctor import doctor
 from polytoken.cli.generate import generate
 from polytoken.cli.inspect import inspect
 from polytoken.cli.models import models
+from polytoken.cli.oracle import oracle
 from polytoken.cli.pull import pull
 from polytoken.cli.rm import rm
+from polytoken.cli.serve import serve
 from polytoken.cli.version import print_version, version
 
 app = typer.Typer(
@@ -26,8 +28,9 @@ app = typer.Typer(
     epilog="A first run: polytoken pull smollm2-135m, then polytoken chat --model smollm2-135m",
 )
 
-for verb in (generate, chat, pull, models, inspect, rm, doctor, bench, version):
+for verb in (generate, chat, serve, pull, models, inspect, rm, doctor, bench, version):
     app.command()(verb)
+app.add_typer(oracle)
 
 
 @app.callback()

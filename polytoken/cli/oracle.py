@@ -1,0 +1,14 @@
+"""`polytoken oracle ...`: receipts of real runs, their comparison, and the gate. One command per file."""
+
+from __future__ import annotations
+
+import typer
+
+from polytoken.cli.oracle_run import run
+
+oracle = typer.Typer(
+    name="oracle",
+    help="Prove an engine right: receipts of real runs, comparison of two receipts, a gate for a checkpoint.",
+    no_args_is_help=True,
+)
+oracle.command("run")(run)

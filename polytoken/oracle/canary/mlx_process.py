@@ -1,0 +1,27 @@
+"""The process behind `MlxProbe`: answers every line on its input with the seconds that a trifling product took."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+
+def main(device: str) -> None:
+    import mlx.core as mx  # noqa: PLC0415  (a process that cannot import it says so by ending)
+
+    mx.set_default_device(mx.gpu if device == "gpu" else mx.cpu)
+    a = mx.ones((16, 16))
+    mx.eval(a @ a)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        product = a @ a
+        mx.async_eval(product)
+        scheduled = time.perf_counter() - start
+        mx.eval(product)
+        done = time.perf_counter() - start
+        print(json.dumps({"scheduled_seconds": scheduled, "completed_seconds": done}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "gpu")

@@ -1,0 +1,127 @@
+"""Writing and reading receipts: JSON lines, the first of which says who speaks, the last how it ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from polytoken.errors import PolytokenError, UsageError
+
+SCHEMA: Final = 1  # version of the receipts; raised when a field changes its meaning or leaves
+Record = dict[str, Any]
+Write = Callable[[str], None]
+
+
+class Receipts:
+    """The two streams of one run: receipts on the one, progress on the other.
+
+    Args:
+        out: takes receipts, a line at a time.
+        progress: takes progress records, a line at a time.
+        file: also takes receipts; opened by the caller.
+
+    Attributes:
+        phase: `startup`, `loading`, `prefill`, `decode` or `finishing`: what the engine is doing now.
+        records: how many receipts were written.
+    """
+
+    def __init__(self, out: Write, progress: Write, *, file: TextIO | None = None) -> None:
+        self._out, self._progress, self._file = out, progress, file
+        self.phase = "startup"
+        self.records = 0
+        self._since = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def enter(self, phase: str) -> None:
+        """Note that this is being done from now on."""
+        now = time.monotonic()
+        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
+        self.phase, self._since = phase, now
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One receipt."""
+        line = encode(event, fields)
+        self._out(line)
+        if self._file is not None:
+            self._file.write(line)
+            self._file.flush()
+        self.records += 1
+
+    def note(self, event: str, **fields: Any) -> None:
+        """One record of progress."""
+        self._progress(encode(event, fields))
+
+    def end(self, failure: PolytokenError | None = None) -> None:
+        """The last receipt: how it ended, and how long each phase took."""
+        self.enter("finishing")
+        fault = None if failure is None else {"code": failure.code, "field": failure.field, "error": str(failure)}
+        status = 0 if failure is None else failure.exit_status
+        self.write(
+            "receipt_end",
+            records=self.records,
+            exit_status=status,
+            failure=fault,
+            phase_seconds=self._seconds,
+        )
+
+
+def encode(event: str, fields: Mapping[str, Any]) -> str:
+    """One line of strict JSON; a float that is not finite is a defect and raises ValueError."""
+    return json.dumps({"event": event, **fields}, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_receipts(path: Path, *, flag: str) -> list[Record]:
+    """The records of a receipt: every line that begins with a brace.
+
+    Raises:
+        UsageError: the file cannot be read, or such a line is not a JSON object with an `event`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag}: cannot read {str(path)!r}: {reason}", field=flag) from None
+    return parse_lines(text.splitlines(), name=str(path), flag=flag)
+
+
+def parse_lines(lines: Iterable[str], *, name: str, flag: str) -> list[Record]:
+    """Records from lines; lines that begin with no brace are somebody's plain text and are passed over."""
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith("{"):
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"{flag}: {name}, line {number} is not JSON: {error}", field=flag) from None
+        if not isinstance(record.get("event"), str):
+            raise UsageError(f"{flag}: {name}, line {number} has no event", field=flag)
+        records.append(record)
+    return records
+
+
+def start_fields(
+    *, engine: str, mode: str, lane: str, model: str, environment: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Record:
+    """The fields of `receipt_start`, the first record of every receipt, whoever writes it.
+
+    Args:
+        engine: name and version of the engine.
+        mode: what was run, as `oracle run` calls it.
+        lane: `ar`, `mtp` or `canvas`.
+        model: as it was named.
+        environment: see `describe_environment`.
+        settings: the engine's own.
+    """
+    return {
+        "schema": SCHEMA,
+        "engine": engine,
+        "mode": mode,
+        "lane": lane,
+        "model": model,
+        "environment": dict(environment),
+        "settings": dict(settings),
+    }

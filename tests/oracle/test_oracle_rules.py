@@ -1,0 +1,124 @@
+"""Flags that exclude or need each other, named failures and their exit statuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import Run
+from safetensors.numpy import load_file, save_file
+
+from polytoken.cli import main
+from polytoken.errors import NonFiniteError, UsageError
+from polytoken.oracle.fingerprint import describe_rows, fetch, fingerprints
+from polytoken.oracle.plan import Plan, choose_mode
+from polytoken.oracle.schema import violations
+from polytoken.testkit.tiny import write_checkpoint
+
+HERE = Path(__file__)
+BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("--restored-suffixes", {"mode": "ar", "restored_suffixes": HERE}),
+    ("--snapshot-restore", {"mode": "mtp-generate", "snapshot_restore": True}),
+    ("--chat", {"mode": "ar", "chat": True}),
+    ("--chat", {"mode": "decode", "chat": True, "readme": HERE}),
+    ("--chat", {"mode": "mtp-generate", "chat": True, "readme": HERE, "restored_suffixes": HERE}),
+    ("--source-run", {"mode": "ar", "source_run": HERE, "server_defaults": True}),
+    ("--source-run", {"mode": "ar", "source_run": HERE, "chat": True, "readme": HERE}),
+    ("--token-events", {"mode": "ar", "token_events": "progress"}),
+    ("--canary", {"canary": "native"}),
+    ("--canary-library", {"canary": "off", "canary_library": HERE}),
+]
+
+
+@pytest.mark.parametrize(("flag", "plan"), BROKEN)
+def test_flags_that_do_not_go_together_are_usage_errors(flag: str, plan: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        Plan(**plan)
+    assert caught.value.field == flag and caught.value.exit_status == 2
+
+
+def test_only_one_mode_at_a_time() -> None:
+    assert choose_mode(decode=False, mtp_prefill=True) == "mtp-prefill"
+    assert choose_mode(decode=False) == "forward"
+    with pytest.raises(UsageError, match="--decode excludes --mtp"):
+        choose_mode(decode=True, mtp=True)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint with one weight that is not a number."""
+    path = write_checkpoint(tmp_path_factory.mktemp("nan"), "qwen3", seed=1).path
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if name.endswith("down_proj.weight"))
+    tensors[name] = tensors[name].copy()
+    tensors[name][0, 0] = np.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+    return str(path)
+
+
+def test_numbers_that_are_not_finite_are_a_failure_of_their_own(run: Run, poisoned: str) -> None:
+    for mode in ("forward", "ar"):
+        ran = run(poisoned, mode=mode, check=False)
+        assert isinstance(ran.error, NonFiniteError) and ran.error.exit_status == 4
+        assert ran.records[-1]["failure"]["code"] == "non_finite"
+        assert violations(ran.records) == []
+
+
+def test_the_command_line_prints_receipts_on_stdout_and_to_a_file(
+    dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "receipt.jsonl"
+    assert main(["oracle", "run", "--model", dense, "--ar", "--max-new-tokens", "3", "--output", str(output)]) == 0
+    out, err = capsys.readouterr()
+    assert output.read_text() == out
+    assert violations([json.loads(line) for line in out.splitlines()]) == []
+    notes = [json.loads(line)["event"] for line in err.splitlines() if line.startswith("{")]
+    assert {"reference_loading", "ar_prefill_progress", "ar_token", "reference_canary_summary"} <= set(notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--decode", "--ar"], 2),
+        (["--chat", "--ar"], 2),
+        (["--readme", "/nowhere/readme"], 2),
+        (["--mtp"], 2),  # a model without a head
+        (["--output", "/nowhere/out"], 2),
+    ],
+)
+def test_usage_errors_leave_with_status_2_and_one_line(
+    dense: str, words: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["oracle", "run", "--model", dense, *words]) == status
+    err = capsys.readouterr().err
+    assert len([line for line in err.splitlines() if line.startswith("polytoken: error: ")]) == 1
+
+
+def test_fingerprints_are_of_little_endian_float32_and_make_half_precision_exact() -> None:
+    values = np.array([[1.5, -2.25], [0.0, 3.0]], "<f4")
+    expected = {"shape": [2, 2], "sha256": hashlib.sha256(values.tobytes()).hexdigest()}
+    for dtype in (mx.float32, mx.bfloat16, mx.float16):
+        assert fingerprints(x=mx.array(values).astype(dtype), y=None) == {"x": expected, "y": None}
+    assert fingerprints(x=mx.array(values.T.copy()).T)["x"] == expected  # layout in memory says nothing
+    with pytest.raises(NonFiniteError, match="x: 1 of 4"):
+        fetch({"x": mx.array([[1.0, float("inf")], [0.0, 0.0]])})
+
+
+def test_a_receipt_holds_the_device_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    evaluate = mx.eval
+    monkeypatch.setattr(mx, "eval", lambda *arrays: calls.append(arrays) or evaluate(*arrays))
+    fingerprints(a=mx.ones((2,)), b=mx.zeros((3,)), c=None, d=mx.ones((2, 2)))
+    assert len(calls) == 1
+
+
+def test_rows_are_described_with_ties_to_the_lowest_id() -> None:
+    about = describe_rows(np.array([[0.0, 2.0, 2.0, -1.0]], "<f4"), top=3)
+    assert about["argmax"] == [1] and about["top"] == [[[1, 2.0], [2, 2.0], [0, 0.0]]]
+    assert about["logsumexp"][0] == pytest.approx(np.log(1 + 2 * np.e**2 + np.e**-1))
