@@ -37,7 +37,7 @@ JOBS ?= 2
 MODEL ?= smollm2-135m
 PROMPT ?= Explain in three sentences why the sky is blue.
 TESTS ?= tests
-SOURCES := $(shell find polytoken/kernels -name '*.[ch]' -o -name '*.inc' 2>/dev/null)
+SOURCES := $(shell find polytoken/kernels -name '*.[ch]' -o -name '*.cpp' -o -name '*.inc' 2>/dev/null)
 
 .PHONY: help demo test check lint types imports lock setup setup-dev model clean
 
@@ -69,7 +69,7 @@ lock:
 	$(PYTHON) requirements/lock.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info polytoken/kernels/_products*.so
+	rm -rf $(VENV) build *.egg-info polytoken/kernels/_products*.so polytoken/kernels/_fused*.so
 
 setup: $(STAMPS)/project
 setup-dev: setup $(STAMPS)/dev
@@ -89,7 +89,7 @@ $(STAMPS)/dev: requirements/dev.lock $(STAMPS)/runtime-$(BACKEND)
 	$(PIP) install -qq -r requirements/runtime.lock -r requirements/dev.lock
 	@touch $@
 
-$(STAMPS)/project: pyproject.toml $(SOURCES) $(STAMPS)/runtime-$(BACKEND)
+$(STAMPS)/project: pyproject.toml setup.py $(SOURCES) $(STAMPS)/runtime-$(BACKEND)
 	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import polytoken.kernels._products' 2>/dev/null || echo "make: note: the compiled products were \
 	not built (they need a C compiler and Python's headers); all works, but slowly: see docs/troubleshooting.md" >&2

@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf
 EXTRAS = PROJECT["optional-dependencies"]
 BACKENDS = ("cpu", "cuda12", "cuda13")
 # What to build with: `build-system.requires`, which pip does not put into a resolve of the project.
-BUILD = ("setuptools>=77", "wheel")
+BUILD = ("setuptools>=77", "wheel", "nanobind==3.1.0")
 
 
 def resolve(python: Path, requirements: Sequence[str]) -> dict[str, str]:

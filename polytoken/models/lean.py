@@ -3,7 +3,8 @@
 On the CPU every operation of a graph costs microseconds whatever its size, and decoding one row runs thousands of them.
 This stack reads the very weights of mlx-lm's network (which stays usable: its projections become views of ours) and
 computes the same: query, key and value in one product, gate and up in one, all heads rotated together, the scale of
-attention folded into the rotation of the queries, and rows kept as [S, H] throughout.
+attention folded into the rotation of the queries, and rows kept as [S, H] throughout. Where the compiled extension can
+be used (`kernels/blocks.py`), a block is two operations and its cache's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from polytoken.cache.layers import CacheLayer, Mask
+from polytoken.kernels import blocks
 from polytoken.kernels.pages import prefer_large_pages
 from polytoken.kernels.rope import SharedRope
 
@@ -48,14 +50,14 @@ class _Linear:
     def __init__(self, weight: mx.array, bias: mx.array | None) -> None:
         self.weight = weight
         self._turned = weight.T
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, x: mx.array) -> mx.array:
         y = x @ self._turned
-        return y if self._bias is None else y + self._bias
+        return y if self.bias is None else y + self.bias
 
     def arrays(self) -> list[mx.array]:
-        return [self._turned] if self._bias is None else [self._turned, self._bias]
+        return [self.weight, self._turned] if self.bias is None else [self.weight, self._turned, self.bias]
 
 
 class LeanLayer:
@@ -79,6 +81,34 @@ class LeanLayer:
         self._first = _Norm.of(layer.input_layernorm.weight, layer.input_layernorm.eps)
         self._second = _Norm.of(layer.post_attention_layernorm.weight, layer.post_attention_layernorm.eps)
         mx.eval(self.arrays())
+        self.fused = self._fuse(layer)
+
+    def _fuse(self, layer: Any) -> Any:
+        """The block as the compiled extension knows it, over the same weights; None where that cannot be used."""
+        extension = blocks.extension()
+        if extension is None:
+            return None
+        attention = layer.self_attn
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+        heads = {f"{name}_norm": attention[f"{name}_norm"] for name in ("q", "k") if f"{name}_norm" in attention}
+        linears = {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
+        weights = {name: linear.weight for name, linear in linears.items()}
+        biases = {f"{name}_bias": linear.bias for name, linear in linears.items()}
+        if norms[0].eps != norms[1].eps or len({norm.eps for norm in heads.values()}) > 1:
+            return None
+        return extension.Block(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            width=self._width,
+            eps=norms[0].eps,
+            head_eps=next((norm.eps for norm in heads.values()), 0.0),
+            scale=float(attention.scale),
+            first_norm=norms[0].weight,
+            second_norm=norms[1].weight,
+            **weights,
+            **biases,
+            **{name: norm.weight for name, norm in heads.items()},
+        )
 
     def _make_head_norm(self, attention: Any) -> _Norm | None:
         if "q_norm" not in attention:
@@ -138,6 +168,7 @@ class LeanStack:
         self._rope = rope
         self._layers = [LeanLayer(layer) for layer in inner.layers]
         self._norm = _Norm.of(inner.norm.weight, inner.norm.eps)
+        self._last = inner.norm
         mx.eval(self._norm.weight, self._norm.bias)
         attention = inner.layers[0].self_attn
         self._scale = float(attention.scale)
@@ -147,13 +178,31 @@ class LeanStack:
     def __call__(self, ids: mx.array, cache: Sequence[CacheLayer]) -> mx.array:
         x = self._embed(ids.squeeze(0))
         rows, offset = x.shape[0], cache[0].offset
-        table = self._tables(rows, offset)
         masks: dict[int | None, Mask] = {}
-        for layer, state in zip(self._layers, cache, strict=True):
+        for state in cache:
             if state.window not in masks:
                 masks[state.window] = state.make_mask(rows, window_size=state.window)  # type: ignore[attr-defined]
+        extension = blocks.extension()
+        if extension is not None and all(layer.fused is not None for layer in self._layers):
+            return self._run_fused(extension, x, cache, masks)
+        table = self._tables(rows, offset)
+        for layer, state in zip(self._layers, cache, strict=True):
             x = layer(x, state, masks[state.window], table)
         return self._norm(x)[None]
+
+    def _run_fused(self, extension: Any, x: mx.array, cache: Sequence[Any], masks: dict[int | None, Mask]) -> mx.array:
+        """The same as two operations a block, and its cache's."""
+        cosines, sines = (table.reshape(x.shape[0], -1) for table in self._rope.tables(x.shape[0], cache[0].offset))
+        for layer, state in zip(self._layers, cache, strict=True):
+            mask = masks[state.window]
+            queries, keys, values = layer.fused.enter(x, cosines, sines)
+            keys, values = state.update_and_fetch(keys, values)
+            if isinstance(mask, mx.array):
+                x = layer.fused.leave(x, queries, keys, values, mask=mask)
+            else:
+                x = layer.fused.leave(x, queries, keys, values, causal=mask == "causal")
+        normed: mx.array = extension.norm(x, self._last.weight, self._last.eps)
+        return normed[None]
 
     def _tables(self, rows: int, offset: int) -> tuple[mx.array, mx.array]:
         """Cosines and sines [S, heads + kv heads, D], those of queries times the scale of attention."""

@@ -7,6 +7,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 
+#include "block.h"
 #include "products.h"
 
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, NO_TRANS = 111, TRANS = 112, CONJ_TRANS = 113 };
@@ -315,4 +316,13 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_products", "Exact fixed-order matrix products.", -1, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__products(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__products(void)
+{
+    PyObject *self = PyModule_Create(&module);
+    PyObject *capsule = self ? PyCapsule_New((void *)&blocks, BLOCK_CAPSULE, NULL) : NULL;
+    if (!capsule || PyModule_AddObject(self, "blocks", capsule) != 0) { /* takes the capsule when it succeeds */
+        Py_XDECREF(capsule);
+        Py_CLEAR(self);
+    }
+    return self;
+}

@@ -54,11 +54,17 @@ typedef struct {
     ptrdiff_t crs, ccs;
 } cproduct;
 
-/* One instruction set's way to compute the same sums. The functions expect m, n, k > 0. */
+/* One instruction set's way to compute the same sums. The functions expect m, n, k > 0. The row operations are those of
+ * rows.inc; their bits may differ from form to form. */
 typedef struct {
     const char *name;
     int fused;
     void (*sgemm)(const sproduct *);
+    void (*norm)(const float *x, const float *weight, float eps, ptrdiff_t n, float *y);
+    void (*swiglu)(const float *gate, const float *up, ptrdiff_t n, float *y);
+    void (*rotate)(const float *x, const float *cosines, const float *sines, float scale, ptrdiff_t width, float *y);
+    void (*weigh)(float *scores, const unsigned char *mask, ptrdiff_t seen, ptrdiff_t n);
+    void (*sums)(const float *s, ptrdiff_t ld, ptrdiff_t rows, ptrdiff_t n, float *sums);
 } form;
 
 extern const form form_avx512, form_avx2, form_neon, form_portable;
@@ -79,7 +85,7 @@ void dgemm_reference(const dproduct *, int fused);
 void cgemm_reference(const cproduct *, int fused);
 
 /* threads.c: grow-only buffers of the calling thread (NULL when memory is out), and the pool. */
-enum { SCRATCH_ROWS, SCRATCH_PANEL, SCRATCH_SUMS, SCRATCH_SLOTS };
+enum { SCRATCH_ROWS, SCRATCH_PANEL, SCRATCH_SUMS, SCRATCH_BLOCK, SCRATCH_SCORES, SCRATCH_SLOTS };
 void *scratch(int slot, size_t bytes);
 int threads_count(void);
 int threads_set(int count);
