@@ -1,0 +1,370 @@
+"""The bank's second tier: what it is told goes to the disk store, and what it asks for comes from there.
+
+All on the thread that owns MLX; arrays are copied to host memory here, and the store's own thread does the writing. A
+run that could not be taken, because too much was waiting, is offered again later as long as the bank still holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+from polytoken.cache.blocks import LayerBlock
+from polytoken.cache.disk.answers import DiskPut
+from polytoken.cache.disk.index import FileName
+from polytoken.cache.disk.names import NAMES, name_record, read_name
+from polytoken.cache.disk.pack import (
+    MARK,
+    RUN,
+    mark_key,
+    mark_record,
+    merge_marks,
+    parent_of,
+    read_blocks,
+    read_mark,
+    row_starts,
+    run_record,
+)
+from polytoken.cache.disk.record import Header, Space
+from polytoken.cache.disk.store import DiskStore
+from polytoken.cache.identity import StateIdentity
+from polytoken.cache.marks import Mark
+from polytoken.cache.tier import Offer, SecondTier, SessionRecord, StoredRun
+from polytoken.cache.tree import ID_BYTES, WHOLE, common_bytes, encode_ids
+
+ANCHOR_TOKENS: Final = 2048
+"""Of the restore points at the ends of chunks one in so many tokens is written; states are large, and chunks short."""
+_REMEMBERED_HEADERS: Final = 1 << 14
+_REMEMBERED_DEBTS: Final = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class _Debt:
+    """A run that was not written, or not all of it, and may be gone: what the bank drops is not held here."""
+
+    run: StoredRun  # without blocks and marks
+    blocks: tuple[weakref.ref[LayerBlock], ...]
+    marks: tuple[weakref.ref[Mark], ...]
+
+    @classmethod
+    def of(cls, run: StoredRun) -> _Debt:
+        return cls(
+            replace(run, blocks=(), marks=()),
+            tuple(map(weakref.ref, run.blocks)),
+            tuple(map(weakref.ref, run.marks)),
+        )
+
+    def settle(self) -> StoredRun | None:
+        """The run again, with the marks that are left; None if its rows are gone."""
+        blocks = [block() for block in self.blocks]
+        marks = [mark() for mark in self.marks]
+        if any(block is None for block in blocks):
+            return None
+        return replace(
+            self.run,
+            blocks=tuple(block for block in blocks if block is not None),
+            marks=tuple(mark for mark in marks if mark is not None),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DiskOffer:
+    """A run that is on the disk, and its marks."""
+
+    tier: DiskTier
+    space: Space
+    identity: StateIdentity
+    parent: bytes
+    name: FileName
+    header: Header
+    marks: tuple[tuple[FileName, Header], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that `load` gives."""
+        return self.header.nbytes + sum(header.nbytes for _, header in self.marks)
+
+    def load(self) -> StoredRun | None:
+        """The run, every byte of it verified; None if that fails. Marks that fail are left out."""
+        return self.tier.load(self)
+
+
+class DiskTier(SecondTier):
+    """A disk store as the bank's second tier.
+
+    Args:
+        store: where records go.
+        environment: what states depend on beside what their identity says (code, machine); plain JSON.
+        label: the model's name, for people.
+        checkpoint: hash of the weights; sessions of others are not this bank's.
+    """
+
+    def __init__(self, store: DiskStore, *, environment: Mapping[str, Any], label: str, checkpoint: str) -> None:
+        self.store = store
+        self._environment = dict(environment)
+        self._label = label
+        self._checkpoint = checkpoint
+        self._spaces: dict[StateIdentity, Space] = {}
+        self._headers: OrderedDict[FileName, Header] = OrderedDict()
+        self._debts: OrderedDict[bytes, _Debt] = OrderedDict()
+        self._unwritten: dict[bytes, dict[int, weakref.ref[Mark]]] = {}  # restore points between anchors, by run
+
+    def space(self, identity: StateIdentity) -> Space:
+        """Where an identity's records are."""
+        space = self._spaces.get(identity)
+        if space is None:
+            space = self._spaces[identity] = Space.of({**asdict(identity), **self._environment})
+        return space
+
+    # -- what the bank tells ------------------------------------------------------------------------------------------
+
+    def stored(self, run: StoredRun) -> None:
+        self._pay_debts()
+        self._offer(run, all_marks=False)
+
+    def dropped(self, run: StoredRun) -> None:
+        self._pay_debts()
+        self._unwritten.pop(run.digest, None)
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        names = []
+        for digest in digests:
+            self._debts.pop(digest, None)
+            self._unwritten.pop(digest, None)
+            for space in self._spaces.values():
+                name = self.store.find(space, digest)
+                if name is not None:
+                    names.append(name)
+                    self._headers.pop(name, None)
+        if names:
+            self.store.remove(names)
+
+    def remember_session(self, record: SessionRecord) -> None:
+        self._pay_debts()
+        space, path = self.space(record.identity), self.path(record.identity, record.ids)
+        for name in reversed(path):
+            if self._write_last_mark(space, name):
+                break
+        self.store.put(NAMES, name_record(record, space=space, label=self._label, runs=path), replace=True)
+        self.store.touch(list(reversed(path)))
+
+    def forget_session(self, name: str) -> None:
+        self.store.remove([each for each, saved in self._saved_sessions() if saved.name == name])
+
+    # -- what the bank asks -------------------------------------------------------------------------------------------
+
+    def find(self, identity: StateIdentity, parent: bytes, rest: bytes) -> Offer | None:
+        self._pay_debts()
+        space = self.space(identity)
+        behind = None if parent == _root_digest(identity) else parent
+        found: tuple[int, FileName, Header] | None = None
+        for name in self._candidates(space, identity, parent, behind, rest):
+            if found is not None and found[0] == len(rest):
+                break
+            header = self._header(space, name)
+            if header is None or header.kind != RUN:
+                continue
+            ids = encode_ids(header.meta["ids"])
+            agreed = common_bytes(ids, rest)
+            usable = agreed > 0 and (not header.meta["sealed"] or ids == rest)
+            if usable and (found is None or agreed > found[0]):
+                found = agreed, name, header
+                if agreed == identity.grid * ID_BYTES:
+                    break
+        if found is None:
+            return None
+        _, name, header = found
+        return DiskOffer(self, space, identity, parent, name, header, tuple(self._marks(space, header.key)))
+
+    def sessions(self) -> list[SessionRecord]:
+        return [saved for _, saved in self._saved_sessions()]
+
+    def statistics(self) -> Mapping[str, Any]:
+        """The store's counters, and how many runs wait to be offered again."""
+        return {**asdict(self.store.statistics()), "behind": len(self._debts)}
+
+    # -- for its own parts and the command line -----------------------------------------------------------------------
+
+    def load(self, offer: DiskOffer) -> StoredRun | None:
+        """What an offer promised."""
+        record = self.store.get(offer.space, offer.name)
+        if record is None or record.meta != offer.header.meta:
+            self._headers.pop(offer.name, None)
+            return None
+        blocks, start = read_blocks(record), int(record.meta["start"])
+        marks = []
+        for name, _ in offer.marks:
+            read = self.store.get(offer.space, name)
+            if read is not None:
+                marks.append(read_mark(read))
+        self.store.touch([*(name for name, _ in offer.marks), offer.name])
+        ids = tuple(record.meta["ids"])
+        return StoredRun(
+            identity=offer.identity,
+            parent=offer.parent,
+            digest=record.key,
+            start=start,
+            stop=start + len(ids),
+            ids=ids,
+            sealed=record.meta["sealed"],
+            blocks=blocks,
+            marks=merge_marks(marks),
+        )
+
+    def path(self, identity: StateIdentity, ids: Sequence[int]) -> list[FileName]:
+        """The runs on the disk that these ids begin with, from the first on."""
+        space, key = self.space(identity), encode_ids(ids)
+        parent, behind, path = _root_digest(identity), None, []
+        while key:
+            name, length = self._next(space, identity, parent, behind, key)
+            if name is None:
+                break
+            path.append(name)
+            parent = behind = bytes.fromhex(name.key)
+            key = key[length:]
+        return path
+
+    def close(self, seconds: float = 5.0) -> int:
+        """Offer what was left behind, write what waits, at most so long; how many records were given up."""
+        deadline = time.monotonic() + seconds
+        while self._debts and time.monotonic() < deadline and not self.store.statistics().read_only:
+            before = len(self._debts)
+            self._pay_debts()
+            if len(self._debts) == before:
+                self.store.flush(min(0.05, max(0.0, deadline - time.monotonic())))
+        return self.store.close(max(0.0, deadline - time.monotonic()))
+
+    def _next(
+        self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, key: bytes
+    ) -> tuple[FileName | None, int]:
+        """The longest run that is here and that `key` begins with, and its bytes of `key`."""
+        best: FileName | None = None
+        length = 0
+        for name in self._candidates(space, identity, parent, behind, key):
+            header = self._header(space, name) if name in self.store else None
+            if header is None or header.kind != RUN:
+                continue
+            ids = encode_ids(header.meta["ids"])
+            if len(ids) > length and key.startswith(ids) and (not header.meta["sealed"] or ids == key):
+                best, length = name, len(ids)
+                if length == identity.grid * ID_BYTES:
+                    break
+        return best, length
+
+    def _candidates(
+        self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, rest: bytes
+    ) -> Iterable[FileName]:
+        """Names of runs that may continue `rest`: those whose digest can be told first, then all known children."""
+        full = rest[: identity.grid * ID_BYTES]
+        for run in dict.fromkeys((full, rest)):
+            for key in (run, run + WHOLE):
+                yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind)
+        yield from self.store.children(space, behind)
+
+    def _header(self, space: Space, name: FileName) -> Header | None:
+        header = self._headers.get(name)
+        if header is None:
+            header = self.store.describe(space, name)
+            if header is not None:
+                self._headers[name] = header
+                if len(self._headers) > _REMEMBERED_HEADERS:
+                    self._headers.popitem(last=False)
+        return header
+
+    def _marks(self, space: Space, digest: bytes) -> Iterable[tuple[FileName, Header]]:
+        for name in self.store.children(space, digest):
+            header = self._header(space, name)
+            if header is not None and header.kind == MARK:
+                yield name, header
+
+    def _offer(self, run: StoredRun, *, all_marks: bool) -> bool:
+        """Give the store what it lacks of a run; whether it took all of it."""
+        space = self.space(run.identity)
+        outcome = self._offer_rows(space, run)
+        for mark in run.marks:
+            if outcome not in (DiskPut.QUEUED, DiskPut.PRESENT):
+                break
+            if all_marks or _is_wanted(run, mark):
+                outcome = self._offer_mark(space, run.digest, mark)
+            else:
+                self._unwritten.setdefault(run.digest, {})[mark.position] = weakref.ref(mark)
+        if outcome in (DiskPut.BUSY, DiskPut.NO_PARENT):
+            self._debts.setdefault(run.digest, _Debt.of(run))
+            if len(self._debts) > _REMEMBERED_DEBTS:
+                self._debts.popitem(last=False)
+            return False
+        return True
+
+    def _offer_rows(self, space: Space, run: StoredRun) -> DiskPut:
+        name = FileName.of(space.path, run.digest, parent_of(run))
+        nbytes = sum(block.nbytes for block in run.blocks)
+        outcome = self.store.admits(name, nbytes)
+        fuller = False
+        if outcome is DiskPut.PRESENT:
+            header = self._header(space, name)
+            fuller = header is not None and any(
+                block.start < start for block, start in zip(run.blocks, row_starts(header.meta["blocks"]), strict=True)
+            )
+        if outcome is DiskPut.QUEUED or fuller:
+            self._headers.pop(name, None)
+            outcome = self.store.put(space, run_record(run), replace=fuller)
+        return outcome
+
+    def _offer_mark(self, space: Space, digest: bytes, mark: Mark) -> DiskPut:
+        name = FileName.of(space.path, mark_key(digest, mark), digest)
+        outcome = self.store.admits(name, mark.nbytes)
+        return self.store.put(space, mark_record(digest, mark)) if outcome is DiskPut.QUEUED else outcome
+
+    def _write_last_mark(self, space: Space, name: FileName) -> bool:
+        """Write the last restore point of a run, if it has any; whether it has."""
+        digest = bytes.fromhex(name.key)
+        waiting = self._unwritten.pop(digest, {})
+        for position in sorted(waiting, reverse=True):
+            mark = waiting[position]()
+            if mark is not None:
+                self._offer_mark(space, digest, mark)
+                return True
+        return any(True for _ in self._marks(space, digest))
+
+    def _pay_debts(self) -> None:
+        """Offer again what was not taken, in the order in which it came, until that fails."""
+        while self._debts:
+            digest, debt = next(iter(self._debts.items()))
+            run = debt.settle()
+            if run is not None and not self._offer(run, all_marks=False):
+                return
+            self._debts.pop(digest, None)
+
+    def _saved_sessions(self) -> list[tuple[FileName, SessionRecord]]:
+        """The sessions of this checkpoint in this environment, least recently written first."""
+        found = []
+        for name in self.store.names(NAMES.path):
+            record = self.store.get(NAMES, name)
+            saved = None if record is None else read_name(record.meta)
+            if saved is None or set(saved.identity) != _identity_members(self._environment):
+                continue
+            identity = StateIdentity(**{f.name: saved.identity[f.name] for f in fields(StateIdentity)})
+            if saved.space == self.space(identity).path and identity.checkpoint == self._checkpoint:
+                found.append((name, SessionRecord(name=saved.name, identity=identity, ids=saved.ids)))
+        return found
+
+
+def _is_wanted(run: StoredRun, mark: Mark) -> bool:
+    """Whether a restore point is written at once: the ends of prompts and turns, and of chunks one in a while."""
+    grid = run.identity.grid
+    if mark.tail is not None or mark.position % grid:
+        return True
+    return mark.position // ANCHOR_TOKENS > (mark.position - grid) // ANCHOR_TOKENS
+
+
+def _identity_members(environment: Mapping[str, Any]) -> set[str]:
+    return {f.name for f in fields(StateIdentity)} | set(environment)
+
+
+def _root_digest(identity: StateIdentity) -> bytes:
+    return hashlib.sha256(repr(identity).encode()).digest()
