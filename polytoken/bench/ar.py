@@ -38,11 +38,11 @@ def causal_floor(driver: Driver, options: BenchOptions, bandwidth: Bandwidth) ->
 def ar_variant(driver: Driver, floor: Floor, *, name: str) -> Variant:
     """Our autoregressive lane over the loaded model, whatever lane it was loaded for."""
 
-    def floor_seconds(sample: Sample) -> float:
+    def read_bytes(sample: Sample) -> float:
         assert sample.result is not None
-        return (sample.result.forwards - 1) * floor.seconds_per_forward
+        return (sample.result.forwards - 1) * floor.bytes_per_forward
 
-    return Variant(name, "ar", lambda: driver.run(as_ar), floor_seconds)
+    return Variant(name, "ar", lambda: driver.run(as_ar), read_bytes)
 
 
 def peer_variants(driver: Driver, options: BenchOptions, floor: Floor) -> list[Variant]:
@@ -87,7 +87,7 @@ def _peer(driver: Driver, options: BenchOptions, floor: Floor, kind: str) -> Var
         f"mlx-lm, {kind} products",
         "peer",
         lambda: driver.engine.call(on_owner),
-        lambda sample: (len(sample.token_ids) - 1) * floor.seconds_per_forward,
+        lambda sample: (len(sample.token_ids) - 1) * floor.bytes_per_forward,
     )
 
 

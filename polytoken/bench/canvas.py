@@ -17,12 +17,11 @@ from polytoken.lanes.canvas.lane import CanvasLane
 
 def plan_canvas(driver: Driver, options: BenchOptions, bandwidth: Bandwidth) -> list[Variant]:
     """One variant: the lane under the policy it was loaded with."""
-    floor = canvas_floor(driver, options, bandwidth)
 
-    def floor_seconds(sample: Sample) -> float:
+    def read_bytes(sample: Sample) -> float:
         result = sample.result
         assert result is not None
-        return floor.seconds(driver.engine.call(lambda loaded: least_bytes(loaded.lane, result)))
+        return driver.engine.call(lambda loaded: least_bytes(loaded.lane, result))
 
     policy = driver.engine.loaded.extra["policy"]
     return [
@@ -30,7 +29,7 @@ def plan_canvas(driver: Driver, options: BenchOptions, bandwidth: Bandwidth) -> 
             f"canvas, {policy} policy",
             "canvas",
             lambda: driver.run(lambda loaded: loaded.lane),
-            floor_seconds,
+            read_bytes,
             counted_tokens=lambda sample: len(sample.token_ids),
         )
     ]

@@ -60,18 +60,17 @@ def _depth_variant(driver: Driver, options: BenchOptions, floor: Floor, depth: i
         loaded.lane.settings = settings
         return loaded.lane
 
-    def floor_seconds(sample: Sample) -> float:
+    def read_bytes(sample: Sample) -> float:
         result = sample.result
         assert result is not None
-        read = driver.engine.call(lambda loaded: least_bytes(loaded.lane, result, cache_bytes=floor.cache_bytes))
-        return floor.seconds(read)
+        return driver.engine.call(lambda loaded: least_bytes(loaded.lane, result, cache_bytes=floor.cache_bytes))
 
     if settings.network is None:
         name = f"mtp, {settings.drafter}"
     else:
         source = "" if settings.drafter == "head" else f" by {settings.drafter}"
         name = f"mtp{source}, depth {depth}" + ("" if settings.policy == "fixed" else f" at most ({settings.policy})")
-    return Variant(name, "mtp", lambda: driver.run(choose), floor_seconds)
+    return Variant(name, "mtp", lambda: driver.run(choose), read_bytes)
 
 
 def _total(results: Sequence[GenerationResult], name: str) -> list[int]:

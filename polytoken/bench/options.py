@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polytoken.assembly import EngineOptions
+from polytoken.backend import check_products
 from polytoken.errors import UsageError
 
 PEERS = ("mlx-lm",)
@@ -35,6 +36,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.against is not None and self.against not in PEERS:
             raise UsageError(f"--against must be one of {', '.join(PEERS)}, not {self.against!r}", field="--against")
+        for kind in self.peer_products:
+            check_products(kind, flag="--peer-products", words=("same", "stock"))
         for name, least in (("prompt_tokens", 2), ("new_tokens", 2), ("rounds", 1)):
             if getattr(self, name) < least:
                 flag = "--" + name.replace("_", "-")

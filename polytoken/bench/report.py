@@ -13,7 +13,7 @@ from rich.table import Table
 from polytoken.bench.machine import Machine
 from polytoken.bench.roofline import Bandwidth
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,9 @@ class Floor:
     Attributes:
         weight_bytes, cache_bytes: read per forward; the cache half-way through the generated tokens.
         flops: of a denoise; None where a forward has few rows and reading is all that counts.
-        gb_per_second, method: measured read bandwidth.
-        forwards_per_second: bandwidth over bytes.
+        gb_per_second, method: read bandwidth beside the rounds, the median over all of them.
+        peak_gb_per_second: the best burst, measured before them.
+        forwards_per_second: gb_per_second over bytes.
     """
 
     weight_bytes: int
@@ -32,10 +33,19 @@ class Floor:
     flops: int | None
     gb_per_second: float
     method: str
+    peak_gb_per_second: float
     forwards_per_second: float
 
     @classmethod
-    def of(cls, weight_bytes: int, cache_bytes: int, bandwidth: Bandwidth, *, flops: int | None = None) -> Floor:
+    def of(
+        cls,
+        weight_bytes: int,
+        cache_bytes: int,
+        bandwidth: Bandwidth,
+        *,
+        flops: int | None = None,
+        peak: float | None = None,
+    ) -> Floor:
         """The floor of a forward that reads so many bytes."""
         rate = bandwidth.gb_per_second * 1e9 / (weight_bytes + cache_bytes)
         return cls(
@@ -44,16 +54,17 @@ class Floor:
             flops=flops,
             gb_per_second=bandwidth.gb_per_second,
             method=bandwidth.method,
+            peak_gb_per_second=bandwidth.gb_per_second if peak is None else peak,
             forwards_per_second=rate,
         )
 
     @property
-    def seconds_per_forward(self) -> float:
-        return 1 / self.forwards_per_second
+    def bytes_per_forward(self) -> int:
+        return self.weight_bytes + self.cache_bytes
 
-    def seconds(self, read_bytes: float) -> float:
-        """The least time that reading so many bytes takes."""
-        return read_bytes / (self.gb_per_second * 1e9)
+    def beside(self, bandwidth: Bandwidth) -> Floor:
+        """The same at another bandwidth; the best burst stays."""
+        return Floor.of(self.weight_bytes, self.cache_bytes, bandwidth, flops=self.flops, peak=self.peak_gb_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +75,9 @@ class Measurement:
         lane: the lane at work, or `peer`.
         prefill_tokens_per_second: prompt tokens over time to the first token (on a canvas, to the first denoise).
         decode_tokens_per_second: from the first token to the last; on a canvas over all denoises.
-        floor_share: least time for the bytes that decoding reads, over its time.
+        floor_share: least time for the bytes that decoding reads, over its time; each round against the bandwidth
+            measured just before and just after it.
+        gb_per_second: that bandwidth.
         first_difference: index of the first token unlike the first variant's, None when all are equal.
         details: the lane's own figures; members of the measurement in JSON.
     """
@@ -76,6 +89,8 @@ class Measurement:
     decode_tokens_per_second: float
     decode_range: tuple[float, float]
     floor_share: float
+    floor_share_range: tuple[float, float]
+    gb_per_second: float
     tokens_per_forward: float
     first_difference: int | None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -127,8 +142,9 @@ class Report:
         return (
             f"byte floor {floor.forwards_per_second:.1f} {per}s/s: "
             f"{(floor.weight_bytes + floor.cache_bytes) / 1e6:.0f} MB{flops} per {per} at "
-            f"{floor.gb_per_second:.1f} GB/s ({floor.method}); {self.dtype} products "
-            f"{self.product_gflops:.0f} GFLOP/s; load {self.load_seconds:.1f} s; medians of {self.rounds} rounds\n"
+            f"{floor.gb_per_second:.1f} GB/s ({floor.method}; best {floor.peak_gb_per_second:.1f}); "
+            f"{self.dtype} products {self.product_gflops:.0f} GFLOP/s; load {self.load_seconds:.1f} s; "
+            f"medians of {self.rounds} rounds, the share of each against the bandwidth just before and after it\n"
             f"{self.machine.processor}, {self.machine.device}; load average {self.machine.load_average}"
         )
 

@@ -2,6 +2,9 @@
 
 A one-row forward reads every weight once, so no decoder of one row at a time can be faster than
 bytes / bandwidth per token: the byte floor. The share of it is what a decode rate is worth on this machine.
+
+Bandwidth of a shared host swings by half within seconds, so a share means something only against the bandwidth beside
+the very run: `sustained_bandwidth`, a mean like the run's own. The best burst, `read_bandwidth`, is the machine's.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _CPU_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Best measured rate at which one forward's thread or device reads memory.
+    """Measured rate at which one forward's thread or device reads memory.
 
     Attributes:
         gb_per_second: 1e9 bytes per second.
@@ -40,6 +43,18 @@ def read_bandwidth(*, seconds: float = 0.5) -> Bandwidth:
     except ImportError:
         return _device_bandwidth(_CPU_BYTES, seconds)
     return Bandwidth(extension.read_bandwidth(_CPU_BYTES, seconds), "streaming loads, one thread")
+
+
+def sustained_bandwidth(*, seconds: float = 0.2) -> Bandwidth:
+    """Read bandwidth as a run beside this moment has it: a mean on the CPU, where other programs take their part."""
+    if mx.default_device() == mx.gpu:
+        return _device_bandwidth(_GPU_BYTES, seconds)
+    try:
+        extension = products.extension()
+    except ImportError:
+        return _device_bandwidth(_CPU_BYTES, seconds)
+    rate = extension.sustained_bandwidth(_CPU_BYTES, seconds)
+    return Bandwidth(rate, f"streaming loads, one thread, mean of {seconds:g} s")
 
 
 def _device_bandwidth(size: int, seconds: float) -> Bandwidth:

@@ -2,13 +2,15 @@
 
 Every lane runs through the engine's scheduler on its owner thread. Variants work on the same loaded weights, the same
 prompt and the same number of tokens; they alternate within one process, one warm-up each, and medians are reported.
-Decode is timed from the first token to the last and never holds any prefill.
+Decode is timed from the first token to the last and never holds any prefill. Read bandwidth is measured before and
+after each run, which is held to its own: on a shared host it is another one seconds later.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +23,7 @@ from polytoken.bench.machine import describe_machine
 from polytoken.bench.mtp import AR, describe_drafting, plan_mtp
 from polytoken.bench.options import BenchOptions
 from polytoken.bench.report import Measurement, Report
-from polytoken.bench.roofline import best_seconds, read_bandwidth
+from polytoken.bench.roofline import Bandwidth, best_seconds, read_bandwidth, sustained_bandwidth
 from polytoken.bench.sample import Sample, Variant
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.events import RuntimeLoaded
@@ -51,7 +53,12 @@ def run_bench(
             prefill_chunk=options.engine.prefill_chunk_size,
         )
         variants = _PLANS[loaded.lane](driver, options, bandwidth)
-        _take_turns(variants, rounds=options.rounds, progress=progress)
+        beside = _take_turns(
+            variants,
+            rounds=options.rounds,
+            progress=progress,
+            measure=lambda: engine.call(lambda _: sustained_bandwidth()),
+        )
         make_floor = canvas_floor if loaded.lane == "canvas" else causal_floor
         return Report(
             machine=machine,
@@ -66,22 +73,33 @@ def run_bench(
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
             rounds=options.rounds,
-            floor=make_floor(driver, options, bandwidth),
+            floor=make_floor(driver, options, bandwidth).beside(beside),
             product_gflops=gflops,
             measurements=_measure_all(variants, driver, options, gflops=gflops),
         )
 
 
-def _take_turns(variants: list[Variant], *, rounds: int, progress: Progress) -> None:
-    """Run all variants in turns; the first lap warms up."""
+def _take_turns(
+    variants: list[Variant], *, rounds: int, progress: Progress, measure: Callable[[], Bandwidth]
+) -> Bandwidth:
+    """Run all variants in turns, the first lap to warm up; `measure` gives the read bandwidth of the moment.
+
+    Returns the median of the bandwidths beside the timed runs.
+    """
     total = (rounds + 1) * len(variants)
+    before = measure()
     for step in range(total):
         variant = variants[step % len(variants)]
         progress(f"measuring {variant.name}", step, total, "runs")
         sample = variant.run()
+        after = measure()
         if step >= len(variants):
-            variant.samples.append(sample)
+            beside = (before.gb_per_second + after.gb_per_second) / 2
+            variant.samples.append(replace(sample, gb_per_second=beside))
+        before = after
     progress("measuring", total, total, "runs")
+    rates = (sample.gb_per_second for variant in variants for sample in variant.samples)
+    return Bandwidth(statistics.median(rates), before.method)
 
 
 def _product_rate(dtype: str) -> float:
@@ -113,6 +131,7 @@ def _measure_all(
 def _measure(variant: Variant, options: BenchOptions, *, ours: tuple[int, ...], details: dict[str, Any]) -> Measurement:
     prefill = [options.prompt_tokens / sample.prefill_seconds for sample in variant.samples]
     decode = [_rate(variant, sample) for sample in variant.samples]
+    shares = [variant.floor_share(sample) for sample in variant.samples]
     theirs = variant.samples[0].token_ids
     results = variant.results
     return Measurement(
@@ -122,7 +141,9 @@ def _measure(variant: Variant, options: BenchOptions, *, ours: tuple[int, ...], 
         prefill_range=(min(prefill), max(prefill)),
         decode_tokens_per_second=statistics.median(decode),
         decode_range=(min(decode), max(decode)),
-        floor_share=variant.median(lambda sample: variant.floor_seconds(sample) / sample.decode_seconds),
+        floor_share=statistics.median(shares),
+        floor_share_range=(min(shares), max(shares)),
+        gb_per_second=variant.median(lambda sample: sample.gb_per_second),
         tokens_per_forward=statistics.median(result.tokens_per_forward for result in results) if results else 1.0,
         first_difference=next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None),
         details=details,

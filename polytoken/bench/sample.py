@@ -19,12 +19,14 @@ class Sample:
         decode_seconds: from the first token to the last; on a canvas all denoises.
         token_ids: what was generated.
         result: the engine's own record of it, None for a peer.
+        gb_per_second: read bandwidth beside this run, the mean of just before and just after it; 0 when not measured.
     """
 
     prefill_seconds: float
     decode_seconds: float
     token_ids: tuple[int, ...]
     result: GenerationResult | None = None
+    gb_per_second: float = 0.0
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Variant:
         name: in the report.
         lane: the lane at work, or `peer`.
         run: does the work once.
-        floor_seconds: the least time that its decoding takes at the measured bandwidth.
+        read_bytes: the least bytes that its decoding reads.
         counted_tokens: tokens that fall into `decode_seconds`.
         samples: of the timed rounds.
     """
@@ -43,9 +45,13 @@ class Variant:
     name: str
     lane: str
     run: Callable[[], Sample]
-    floor_seconds: Callable[[Sample], float]
+    read_bytes: Callable[[Sample], float]
     counted_tokens: Callable[[Sample], int] = lambda sample: len(sample.token_ids) - 1
     samples: list[Sample] = field(default_factory=list)
+
+    def floor_share(self, sample: Sample) -> float:
+        """The least time for a run's reads at the bandwidth beside it, over the time it took."""
+        return self.read_bytes(sample) / (sample.gb_per_second * 1e9) / sample.decode_seconds
 
     @property
     def results(self) -> list[GenerationResult]:

@@ -85,12 +85,15 @@ def _diagnose_mlx(*, products: str, threads: int, device: str) -> tuple[dict[str
         active = enable_products(chosen, products, threads=threads)
     import mlx.core as mx  # noqa: PLC0415
 
+    from polytoken.kernels import blocks  # noqa: PLC0415
+
     devices = [name for name, kind in (("cpu", mx.cpu), ("gpu", mx.gpu)) if mx.is_available(kind)]
     mlx = {
         "version": version("mlx"),
         "devices": devices,
         "device": chosen,
         "dtype": "float32 by default" if chosen == "cpu" else "dtype as stored by default",
+        "fused_blocks": asdict(blocks.report()) if chosen == "cpu" else None,
     }
     return mlx, active, _self_check()
 

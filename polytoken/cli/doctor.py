@@ -48,6 +48,9 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if mlx is not None:
         fields += [("devices", ", ".join(mlx["devices"])), ("in use", f"{mlx['device']}, {mlx['dtype']}")]
+        if mlx["fused_blocks"] is not None:
+            why = mlx["fused_blocks"]["reason"]
+            fields.append(("fused blocks", "in use" if why is None else f"not in use: {why}"))
     if products is not None:
         form = f" ({products['form']})" if products["form"] else ""
         library = f" {products['library']}" if products["library"] else ""

@@ -21,13 +21,16 @@ _TITLES: Final = {
 
 
 @contextmanager
-def show_progress(*, verbose: bool = False) -> Iterator[Progress]:
-    """A callback for work that reports itself: bars on a terminal, lines with `verbose`, or nothing."""
+def show_progress(*, verbose: bool = False, runs: bool = False) -> Iterator[Progress]:
+    """A callback for work that reports itself: bars on a terminal, lines with `verbose`, or nothing.
+
+    With `runs`, measured runs get a line each where there is no terminal: they take minutes.
+    """
     if sys.stderr.isatty():
         with _bars() as progress:
             yield progress
     else:
-        yield _Lines() if verbose else _ignore
+        yield _Lines(runs=runs) if verbose else _tell_runs if runs else _ignore
 
 
 @contextmanager
@@ -89,16 +92,24 @@ def _bars() -> Iterator[Progress]:
 
 
 class _Lines:
-    """One line for every finished stage."""
+    """One line for every finished stage, and for every run that begins if `runs` says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs: bool) -> None:
         self._told: set[str] = set()
+        self._runs = runs
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
+        if self._runs:
+            _tell_runs(stage, done, total, unit)
         if total and done >= total and stage not in self._told:
             self._told.add(stage)
             amount = f"{total / (1 << 20):.0f} MiB" if unit == "bytes" else f"{total} {unit}"
             print(f"polytoken: {_TITLES.get(stage, stage).lower()}: {amount}", file=sys.stderr, flush=True)
+
+
+def _tell_runs(stage: str, done: int, total: int, unit: str) -> None:
+    if unit == "runs" and done < total:
+        print(f"polytoken: {stage}: run {done + 1} of {total}", file=sys.stderr, flush=True)
 
 
 def _ignore(stage: str, done: int, total: int, unit: str) -> None:

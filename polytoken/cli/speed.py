@@ -15,13 +15,13 @@ def floor_share(engine: Engine, result: GenerationResult) -> float | None:
     Caches are left out. None for an answer too short to have a rate.
     """
     from polytoken.bench.floor import decode_seconds, least_bytes  # noqa: PLC0415
-    from polytoken.bench.roofline import read_bandwidth  # noqa: PLC0415
+    from polytoken.bench.roofline import sustained_bandwidth  # noqa: PLC0415
 
     seconds = decode_seconds(result)
     if seconds is None:
         return None
 
     def floor(loaded: LoadedLane) -> float:  # on the thread that owns the device
-        return least_bytes(loaded.lane, result) / (read_bandwidth().gb_per_second * 1e9)
+        return least_bytes(loaded.lane, result) / (sustained_bandwidth().gb_per_second * 1e9)
 
     return engine.call(floor) / seconds

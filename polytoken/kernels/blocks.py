@@ -7,7 +7,7 @@ of one version of MLX and refuses any other; without it the same blocks run as M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -43,8 +43,11 @@ class BlocksReport:
 
 
 def report() -> BlocksReport:
-    """Whether decoder blocks can be fused here, as found at the first call."""
-    return _find()[1]
+    """Whether decoder blocks are fused on the CPU now."""
+    found = _find()[1]
+    if found.usable and products.report().kind != "exact":
+        return replace(found, reason="exact products are not in use")
+    return found
 
 
 def extension() -> ModuleType | None:

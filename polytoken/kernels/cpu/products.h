@@ -115,7 +115,8 @@ const char *patch_install(const char *file, void *const targets[PATCH_SYMBOLS], 
 /* Puts back what patch_install found; no effect when nothing is redirected. Returns NULL or a reason. */
 const char *patch_restore(void);
 
-/* bandwidth.c: best one-thread streaming-read rate in GB/s, 0 when memory is out. */
-double read_bandwidth(size_t bytes, double seconds);
+/* bandwidth.c: best one-thread streaming-read rate in GB/s, 0 when memory is out. With `sustained`, which becomes the
+ * mean rate over `seconds` of the way of walking that was fastest when each was tried once. */
+double read_bandwidth(size_t bytes, double seconds, double *sustained);
 
 #endif
