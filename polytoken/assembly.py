@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from polytoken import __version__
 from polytoken.backend import DEVICES, enable_products, select_device
@@ -19,12 +21,18 @@ from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.request import Request, SamplingParams
 
 if TYPE_CHECKING:
+    from polytoken.cache.bank import StateBank
+    from polytoken.cache.disk.tier import DiskTier
     from polytoken.cache.identity import StateIdentity
     from polytoken.checkpoint import Runtime
     from polytoken.checkpoint.progress import Progress
     from polytoken.lanes.base import Lane
     from polytoken.text.stream import TextStream
 
+Warn = Callable[[str], None]
+CLOSE_SECONDS: Final = 10.0
+"""How long the end of an engine waits for states to reach the session folder."""
+log_warning: Final[Warn] = logging.getLogger(__name__).warning
 LANES = ("auto", "ar", "mtp", "canvas")
 _MIB = 1 << 20
 
@@ -48,6 +56,11 @@ class EngineOptions:
         batch_size: rows prefilling or decoding at once.
         prefill_chunk_size: prompt tokens per prefill forward, and per turn of the scheduler.
         prefix_cache_mib: MiB for reusable prompt states; 0 turns reuse off.
+        session_cache_mib: most of them that one session may hold, None for all.
+        prefix_reuse: `exact`: states are gone on from only where that changes no bit of what a cold run gives;
+            `close`: from everywhere, also where a device rounds chunks of other lengths differently.
+        session_dir: folder in which reusable prompt states and sessions outlive the process; None keeps them in memory.
+        session_disk_mib: MiB that all files in that folder may take together.
         max_queue_size: requests that may wait.
         token_events: whether `token` events are sent to those who do not say.
         mtp: how the mtp lane speculates.
@@ -71,6 +84,10 @@ class EngineOptions:
     batch_size: int = 4
     prefill_chunk_size: int = 256
     prefix_cache_mib: int = 512
+    session_cache_mib: int | None = None
+    prefix_reuse: str = "exact"
+    session_dir: Path | None = None
+    session_disk_mib: int = 4096
     max_queue_size: int = 128
     token_events: bool = True
     mtp: MtpSettings = field(default_factory=MtpSettings)
@@ -84,9 +101,24 @@ class EngineOptions:
             raise UsageError(f"--device must be one of {', '.join(DEVICES)}, not {self.device!r}", field="--device")
         if self.prefix_cache_mib < 0:
             raise UsageError("--prefix-cache-mib must be 0 (off) or more", field="--prefix-cache-mib")
+        self._check_session_dir()
+        if self.session_cache_mib is not None and self.session_cache_mib < 1:
+            raise UsageError("session_cache_mib must be 1 or more, or None", field="session_cache_mib")
+        if self.prefix_reuse not in ("exact", "close"):
+            raise UsageError(f"prefix_reuse must be exact or close, not {self.prefix_reuse!r}", field="prefix_reuse")
         if self.draft_model is not None and self.mtp.network != "model":
             raise UsageError("--draft-model needs --drafter model or lookup+model", field="--draft-model")
         self.limits()  # checks the rest
+
+    def _check_session_dir(self) -> None:
+        if self.session_disk_mib < 1:
+            raise UsageError("--session-disk-mib must be 1 or more", field="--session-disk-mib")
+        if self.session_dir is None:
+            return
+        if self.prefix_cache_mib == 0:
+            raise UsageError("--session-dir needs --prefix-cache-mib above 0", field="--session-dir")
+        if self.session_dir.exists() and not self.session_dir.is_dir():
+            raise UsageError(f"--session-dir: {self.session_dir} is no folder", field="--session-dir")
 
     def limits(self) -> SchedulerLimits:
         """The scheduler's share of the options."""
@@ -96,29 +128,39 @@ class EngineOptions:
 
     def settings(self) -> dict[str, Any]:
         """The options as JSON, for `runtime_loaded`."""
-        return {**asdict(self), "store": None if self.store is None else str(self.store)}
+        folders = {"store": self.store, "session_dir": self.session_dir}
+        return {**asdict(self), **{name: None if path is None else str(path) for name, path in folders.items()}}
 
 
-def load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
-    """Load the checkpoint and make its lane. Called once, on the thread that owns MLX from then on."""
+def load_lane(options: EngineOptions, progress: Progress, warn: Warn = log_warning) -> LoadedLane:
+    """Load the checkpoint and make its lane. Called once, on the thread that owns MLX from then on.
+
+    `warn` is told in one line what goes wrong later without failing anything; on any thread.
+    """
     try:
-        return _load_lane(options, progress)
+        return _load_lane(options, progress, warn)
     except BaseException:
         _release_device()  # the thread ends now
         raise
 
 
-def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
+def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> LoadedLane:
     start = time.perf_counter()
     device = select_device(options.device)
     products = enable_products(device, options.products, threads=options.threads)
     # Imported here: what needs MLX, on the thread that owns it.
-    from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
     from polytoken.text.answer import open_answer  # noqa: PLC0415
+    from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
 
     runtime = _load_runtime(options.model, options, progress)
     numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
-    lane = _choose_lane(runtime, options, numerics=numerics, progress=progress)
+    tier = _open_tier(runtime, options, warn)
+    try:
+        lane = _choose_lane(runtime, options, numerics=numerics, progress=progress, tier=tier)
+    except BaseException:
+        if tier is not None:
+            tier.close(0)
+        raise
     tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
 
     def open_text(request: Request, prompt: Sequence[int]) -> TextStream:
@@ -131,7 +173,7 @@ def _load_lane(options: EngineOptions, progress: Progress) -> LoadedLane:
         label=Label(str(runtime.checkpoint), runtime.step),
         loaded=_describe(runtime, lane, options, device=device, products=products, started=start),
         sampling=lane.sampling if lane.name == "canvas" else recommended_sampling(runtime.generation),
-        release=_release_device,
+        release=_release_device if tier is None else _closing(tier, lane.bank),
         rows_per_step=lane.capacity if lane.name == "canvas" else None,
         tokenizer=tokenizer,
     )
@@ -151,7 +193,38 @@ def _load_runtime(model: str, options: EngineOptions, progress: Progress) -> Run
     )
 
 
-def _choose_lane(runtime: Runtime, options: EngineOptions, *, numerics: str, progress: Progress) -> Any:
+def _open_tier(runtime: Runtime, options: EngineOptions, warn: Warn) -> DiskTier | None:
+    """The disk below the bank, where one was asked for."""
+    if options.session_dir is None:
+        return None
+    from polytoken.cache.disk.environment import environment  # noqa: PLC0415
+    from polytoken.cache.disk.store import DiskStore  # noqa: PLC0415
+    from polytoken.cache.disk.tier import DiskTier  # noqa: PLC0415
+
+    store = DiskStore(
+        options.session_dir.expanduser(),
+        limit_bytes=options.session_disk_mib * _MIB,
+        warn=lambda text: warn(f"--session-dir {text}"),
+    )
+    return DiskTier(store, environment=environment(), label=runtime.name, checkpoint=runtime.identity)
+
+
+def _closing(tier: DiskTier, bank: StateBank) -> Callable[[], None]:
+    """The end of an engine with a disk below its bank: what is not written yet is, for as long as the bank is there."""
+    held = [bank]
+
+    def release() -> None:
+        tier.close(CLOSE_SECONDS)
+        held.clear()
+        gc.collect()
+        _release_device()
+
+    return release
+
+
+def _choose_lane(
+    runtime: Runtime, options: EngineOptions, *, numerics: str, progress: Progress, tier: DiskTier | None
+) -> Any:
     """The lane that was asked for, or the one that suits the checkpoint."""
     from polytoken.cache.identity import StateIdentity  # noqa: PLC0415
     from polytoken.lanes.canvas.opening import is_canvas  # noqa: PLC0415
@@ -167,12 +240,18 @@ def _choose_lane(runtime: Runtime, options: EngineOptions, *, numerics: str, pro
         grid=options.prefill_chunk_size,
         numerics=numerics,
         template_hash=runtime.tokenizer.identity,
+        free=name != "canvas" and (options.prefix_reuse == "close" or cuts_change_nothing(numerics)),
     )
     if name == "canvas":
-        return _canvas_lane(runtime, options, identity)
+        return _canvas_lane(runtime, options, identity, tier)
     if name == "mtp":
-        return _mtp_lane(runtime, options, identity, progress)
-    return _ar_lane(runtime, options, identity)
+        return _mtp_lane(runtime, options, identity, progress=progress, tier=tier)
+    return _ar_lane(runtime, options, identity, tier)
+
+
+def cuts_change_nothing(numerics: str) -> bool:
+    """Whether a token's numbers are the same however a text is cut into forwards: exact products in float32."""
+    return numerics.startswith("cpu/float32/exact/")
 
 
 def _can_draft(runtime: Runtime, settings: MtpSettings) -> bool:
@@ -180,13 +259,24 @@ def _can_draft(runtime: Runtime, settings: MtpSettings) -> bool:
     return getattr(runtime.model, "draft_head", None) is not None or settings.drafter != MtpSettings.drafter
 
 
-def _ar_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity) -> Lane[Any]:
+def _make_bank(options: EngineOptions, identity: StateIdentity, tier: DiskTier | None) -> StateBank:
     from polytoken.cache.bank import StateBank  # noqa: PLC0415
+
+    session = options.session_cache_mib
+    return StateBank(
+        options.prefix_cache_mib * _MIB,
+        identity=identity,
+        session_limit_bytes=None if session is None else session * _MIB,
+        tier=tier,
+    )
+
+
+def _ar_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity, tier: DiskTier | None) -> Lane[Any]:
     from polytoken.lanes.ar import ArLane  # noqa: PLC0415
 
     return ArLane(
         runtime.model,
-        StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        _make_bank(options, identity, tier),
         prefill_chunk=options.prefill_chunk_size,
         eos_ids=runtime.tokenizer.eos_ids,
         turn_end_id=_turn_end_id(runtime),
@@ -194,8 +284,9 @@ def _ar_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity) 
     )
 
 
-def _mtp_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity, progress: Progress) -> Lane[Any]:
-    from polytoken.cache.bank import StateBank  # noqa: PLC0415
+def _mtp_lane(
+    runtime: Runtime, options: EngineOptions, identity: StateIdentity, *, progress: Progress, tier: DiskTier | None
+) -> Lane[Any]:
     from polytoken.lanes.mtp.lane import MtpLane, identify  # noqa: PLC0415
 
     drafting = None if options.draft_model is None else _load_runtime(options.draft_model, options, progress)
@@ -203,7 +294,7 @@ def _mtp_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity,
     identity = identify(identity, options.mtp, runtime.model, draft_model=draft_hash)
     return MtpLane(
         runtime.model,
-        StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        _make_bank(options, identity, tier),
         prefill_chunk=options.prefill_chunk_size,
         eos_ids=runtime.tokenizer.eos_ids,
         turn_end_id=_turn_end_id(runtime),
@@ -213,14 +304,13 @@ def _mtp_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity,
     )
 
 
-def _canvas_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity) -> Lane[Any]:
-    from polytoken.cache.bank import StateBank  # noqa: PLC0415
+def _canvas_lane(runtime: Runtime, options: EngineOptions, identity: StateIdentity, tier: DiskTier | None) -> Lane[Any]:
     from polytoken.lanes.canvas.opening import open_canvas_lane  # noqa: PLC0415
 
     return open_canvas_lane(
         runtime,
         options.canvas,
-        bank=StateBank(options.prefix_cache_mib * _MIB, identity=identity),
+        bank=_make_bank(options, identity, tier),
         prefill_chunk=options.prefill_chunk_size,
         max_batch_rows=options.batch_size,
     )

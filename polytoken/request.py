@@ -135,6 +135,8 @@ class Request:
         ids = self.token_ids
         if ids is not None and not (isinstance(ids, tuple) and all(_is_integer(item) and item >= 0 for item in ids)):
             raise RequestError("token_ids must be a tuple of integers of at least 0", code="bad_prompt", field="prompt")
+        if not (self.session is None or _is_request_id(self.session)):
+            raise RequestError(_BAD_SESSION, code="bad_session", field="session")
         if not isinstance(self.think, bool):
             raise RequestError("think must be true or false", code="bad_think", field="think")
         if not _is_integer(self.seed):
@@ -148,9 +150,9 @@ class Request:
         if not isinstance(self.stop, tuple):
             raise RequestError("stop must be a tuple of strings", code="bad_stop", field="stop")
         parse_stop(self.stop, ())
-
-
         parse_tools(self.tools)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestDefaults:
     """Values for what a record leaves out. `seed` is the base from which per-request seeds are derived."""
@@ -167,10 +169,11 @@ class RequestDefaults:
 
 RECORD_FIELDS: Final = frozenset(
     {"request_id", "prompt", "messages", "max_new_tokens", "max_denoising_steps", "seed", "think"}
-    | {"sampling", "stop"}  # ours, beside the seven of the protocol
+    | {"sampling", "stop", "session"}  # ours, beside the seven of the protocol
 )
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _BAD_REQUEST_ID: Final = "request_id must be a string of valid Unicode that is not blank"
+_BAD_SESSION: Final = "session must be a string of valid Unicode that is not blank, or null"
 _SHOWN_LIMIT: Final = 80
 _SAMPLING_FIELDS: Final = frozenset(f.name for f in fields(SamplingParams))
 
@@ -186,7 +189,7 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
 
     Raises:
         RequestError: with code `bad_record`, `unknown_field`, `bad_request_id`, `prompt_xor_messages`, `bad_prompt`,
-            `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling` or `bad_stop`.
+            `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling`, `bad_stop` or `bad_session`.
     """
     if not isinstance(record, Mapping):
         raise RequestError(f"a request must be a JSON object, not {_json_type(record)}", code="bad_record", field=None)
@@ -220,6 +223,7 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
         think=think,
         sampling=parse_sampling(record.get("sampling"), defaults.sampling),
         stop=parse_stop(record.get("stop"), defaults.stop),
+        session=record.get("session"),
         ignore_eos=defaults.ignore_eos,
         limit_is_default=record.get("max_new_tokens") is None and defaults.limit_is_default,
     )
@@ -281,10 +285,6 @@ def parse_stop(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _parse_messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    # Presence of the key counts, also with a null value: a caller who wrote both made a mistake.
-    if ("prompt" in record) == ("messages" in record):
-        raise RequestError("give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt")
 def parse_tools(value: object) -> tuple[Mapping[str, Any], ...]:
     """Tools from a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or null for none."""
     if value is None:
@@ -302,6 +302,10 @@ def parse_tools(value: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(value)
 
 
+def _parse_messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    # Presence of the key counts, also with a null value: a caller who wrote both made a mistake.
+    if ("prompt" in record) == ("messages" in record):
+        raise RequestError("give exactly one of prompt and messages", code="prompt_xor_messages", field="prompt")
     if "prompt" in record:
         prompt = record["prompt"]
         if not isinstance(prompt, str) or not _is_unicode(prompt):

@@ -1,8 +1,8 @@
 """What a second, larger and slower store below the bank is told and asked.
 
 The unit is a run: some tokens behind other tokens, with everything that the bank holds of them. A run is named by its
-digest, which is chained over the identity and all ids up to its end. So equal digests mean equal contents, and a run can
-be written once and never again.
+digest, which is chained over the identity and all ids up to its end. So equal digests mean equal contents, and a run
+can be written once and never again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SecondTier(Protocol):
         ...
 
     def dropped(self, run: StoredRun) -> None:
-        """The bank had to make room and no longer holds this run. Its arrays live as long as somebody refers to them."""
+        """The bank had to make room and no longer holds this run; its arrays live while somebody refers to them."""
         ...
 
     def find(self, identity: StateIdentity, parent: bytes, rest: bytes) -> Offer | None:

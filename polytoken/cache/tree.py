@@ -1,12 +1,12 @@
 """The bank's store: token sequences as a tree of runs, in least-recently-used order.
 
-A node is one run of tokens behind its parent: a block of the grid, or what is left of a sequence behind the last one. It
-holds only its own tokens' rows, so a common prefix is stored once, and memory is linear in distinct tokens. What cannot
-be cut out of rows (recurrent states, last outputs) lies in the node's marks.
+A node is one run of tokens behind its parent: a block of the grid, or what is left of a sequence behind the last one.
+It holds only its own tokens' rows, so a common prefix is stored once, and memory is linear in distinct tokens. What
+cannot be cut out of rows (recurrent states, last outputs) lies in the node's marks.
 
 Under a free identity the last run of a sequence is open: a longer one takes its place and inherits its marks. Otherwise
-it is sealed: it has no children and is kept apart even if it is as long as a block, since a prompt's last token may have
-been encoded alone, and where that changes its bits no longer prompt may go on from there.
+it is sealed: it has no children and is kept apart even if it is as long as a block, since a prompt's last token may
+have been encoded alone, and where that changes its bits no longer prompt may go on from there.
 
 A node is never older than its children: using a node uses its ancestors.
 """

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from polytoken.cache import branches
+from polytoken.cache.answers import SessionReport
 from polytoken.engine.intake import Counted, Intake
 from polytoken.engine.job import Label, Sink, TextPort
 from polytoken.engine.limits import SchedulerLimits
@@ -273,6 +275,52 @@ class Engine:
             return scheduler.cancel(request_id) or any(self._withdraw(scheduler, handle) for handle in queued)
 
         return self._ask(act)
+
+    # -- conversations -----------------------------------------------------------------------------------------
+
+    def committed(self, session: str) -> tuple[int, ...] | None:
+        """Ids of all turns of a session so far, prompts and answers; None before its first turn has ended."""
+        return self.call(lambda loaded: loaded.lane.bank.sessions.committed(session))
+
+    def snapshot(self, name: str, session: str) -> int:
+        """Give what a session has come to a name, under which it stays; the tokens of it.
+
+        Raises:
+            UsageError: `unknown_session`.
+        """
+        return self.call(lambda loaded: branches.take_snapshot(loaded.lane.bank, name, session))
+
+    def drop_snapshot(self, name: str) -> bool:
+        """Forget a named snapshot; False when there is none of this name."""
+        return self.call(lambda loaded: branches.drop_snapshot(loaded.lane.bank, name))
+
+    def fork(self, source: str, session: str) -> int:
+        """Begin a session where another one, or a named snapshot, stands; they share memory until they part.
+
+        Raises:
+            UsageError: `unknown_session`, `session_exists`.
+        """
+        return self.call(lambda loaded: branches.fork_session(loaded.lane.bank, source, session))
+
+    def restore(self, name: str, session: str) -> int:
+        """Put a session, new or not, to where a named snapshot stands; the tokens of it.
+
+        Raises:
+            UsageError: `unknown_snapshot`.
+        """
+        return self.call(lambda loaded: branches.restore_session(loaded.lane.bank, name, session))
+
+    def clear(self, session: str | None = None) -> int:
+        """Forget a session and what only it stored, or everything; the number of stored runs dropped."""
+        return self.call(lambda loaded: loaded.lane.bank.clear(session))
+
+    def sessions(self) -> list[SessionReport]:
+        """What is held for each session, least recently used first."""
+        return self.call(lambda loaded: branches.report_sessions(loaded.lane.bank))
+
+    def snapshots(self) -> list[SessionReport]:
+        """What is held for each named snapshot, the oldest first."""
+        return self.call(lambda loaded: branches.report_snapshots(loaded.lane.bank))
 
     # -- many requests -----------------------------------------------------------------------------------------
 

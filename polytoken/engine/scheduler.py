@@ -265,9 +265,17 @@ class Scheduler:
 
     def _finish(self, job: Job) -> None:
         result = job.finished(self._clock(), lane=self.lane.name, label=self.label, statistics=self._statistics())
+        if job.request.session is not None:
+            self._remember(job)
         self._release(job, keep=True)
         self.totals.finished += 1
         job.sink(result)
+
+    def _remember(self, job: Job) -> None:
+        try:
+            self.lane.remember(job.row, tuple(job.ids))
+        except Exception:
+            self._log(traceback.format_exc())  # the answer is right all the same, and the next turn starts colder
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._release(job, keep=False)

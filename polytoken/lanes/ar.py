@@ -7,6 +7,7 @@ the next token is submitted before the host has read the current one, which hide
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +16,14 @@ import mlx.core as mx
 import numpy as np
 
 from polytoken.cache.bank import StateBank
+from polytoken.cache.sessions import Committed
 from polytoken.cache.state import DecodingState
 from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.base import Commit, Lane
+from polytoken.lanes.ends import END_COUNTS, bank_end, go_back
 from polytoken.lanes.limits import fit_length, refuse_denoising_limit
-from polytoken.lanes.prefill import Prefill
+from polytoken.lanes.prefill import COUNTS, Prefill
 from polytoken.models.base import CausalModel
 from polytoken.request import Request
 from polytoken.sampling.law import finite_peak
@@ -115,6 +118,7 @@ class ArLane(Lane[ArRow]):
         self.max_positions = max_positions
         self.forwards = 0
         self.discarded_lookaheads = 0
+        self.counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, *END_COUNTS), 0))
 
     def open(self, request: Request, ids: Sequence[int]) -> ArRow:
         refuse_denoising_limit(request, lane=self.name)
@@ -124,7 +128,14 @@ class ArLane(Lane[ArRow]):
         )
         return ArRow(
             request=request,
-            prefill=Prefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk),
+            prefill=Prefill(
+                self.model,
+                self.bank,
+                tuple(ids),
+                chunk=self.prefill_chunk,
+                session=request.session,
+                counts=self.counts,
+            ),
             sampler=sampler,
             stop_ids=frozenset() if request.ignore_eos else self.eos_ids,
         )
@@ -152,21 +163,27 @@ class ArLane(Lane[ArRow]):
         row.logits = row.ahead = row.behind = None
         row.prefill.release()
 
+    def remember(self, row: ArRow, ids: Sequence[int]) -> None:
+        session, state = row.request.session, row.cache
+        assert session is not None
+        text = (*row.prefill.ids, *ids)
+        self.bank.sessions.commit(session, Committed(self.bank.identity, text))
+        if not go_back(state, len(text)) or not self.bank.identity.free:
+            self.counts["ends_not_banked"] += 1
+            return
+        if state.offset < len(text):  # the last token was chosen and not forwarded
+            self._forward(row, mx.array([text[state.offset :]], dtype=mx.int32))
+        state.settle()
+        mx.eval(state.arrays())
+        bank_end(self.bank, session, text, state, counts=self.counts)
+
     def settle(self) -> None:
         mx.synchronize()
 
     def statistics(self) -> Mapping[str, Any]:
-        bank = self.bank.statistics()
         return {
-            "prefix_cache_hits": bank.hits,
-            "prefix_cache_misses": sum(bank.misses.values()),
-            "prefix_cache_reused_tokens": bank.reused_tokens,
-            "prefix_cache_miss_reasons": dict(bank.misses),
-            "prefix_cache_partial_reasons": dict(bank.partial),
-            "prefix_cache_evictions": bank.evictions,
-            "prefix_cache_refusals": bank.refusals,
-            "prefix_cache_entries": bank.entries,
-            "prefix_cache_bytes": bank.nbytes,
+            **self.bank.statistics().report(),
+            **self.counts,
             "discarded_lookaheads": self.discarded_lookaheads,
             "mlx_active_memory_bytes": mx.get_active_memory(),
             "mlx_peak_memory_bytes": mx.get_peak_memory(),

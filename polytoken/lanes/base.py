@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from polytoken.cache.bank import StateBank
 from polytoken.events import TokenLogprob
 from polytoken.request import Request
 
@@ -76,10 +77,12 @@ class Lane(ABC, Generic[RowT]):
     Attributes:
         name: `ar`, `mtp` or `canvas`, as events report it.
         execution: how rows share the device, as events report it.
+        bank: store of reusable states, and of what sessions have committed.
     """
 
     name: str
     execution: str
+    bank: StateBank
 
     @abstractmethod
     def open(self, request: Request, ids: Sequence[int]) -> RowT:
@@ -106,6 +109,12 @@ class Lane(ABC, Generic[RowT]):
     @abstractmethod
     def close(self, row: RowT, *, keep: bool) -> None:
         """Release the row's memory. `keep` is True after a clean end, when its state may be banked for reuse."""
+
+    def remember(self, row: RowT, ids: Sequence[int]) -> None:  # a lane without sessions has nothing to do
+        """The request ended cleanly with these output ids: commit them to its session, and bank its state if it can be.
+
+        Called once, before `close`, for a request that names a session. Ids beyond these never happened.
+        """
 
     @abstractmethod
     def settle(self) -> None:

@@ -3,25 +3,43 @@
 The body, all but the last token, is encoded in chunks whose edges are multiples of the chunk size; the last token is
 encoded alone, as every later token will be. So a prompt is cut at the same places whether it starts cold or from a
 restored prefix, and a hit in the bank changes speed but never a bit of the result.
+
+Where cutting changes no bit (a free identity) what is left of a prompt is encoded in one forward, its last token
+included, if it is no longer than a chunk: that is the whole cost of a short turn behind a long history.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Final
+
 import mlx.core as mx
 
+from polytoken.cache.answers import Found
 from polytoken.cache.bank import StateBank, Tail
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.state import DecodingState
 from polytoken.models.base import CausalModel, Hidden
+
+COUNTS: Final = (
+    "prefill_chunks",
+    "prefill_fused",
+    "restored_suffix_prefill_chunks",
+    "restored_suffix_prefill_fused",
+)
+"""Forwards of prompts: all chunks; and how prompts that start cold, or behind a restored prefix, were finished."""
 
 
 class Prefill:
     """The prefill of one row, at most one chunk per `step`.
 
     Args:
+        model: encodes; it is asked for a fresh state unless `found` brings a live one.
+        found: what of the prompt is restored, None to ask the bank for it here.
         identity: what states are banked under, None for the bank's own.
-        reusable: how many of the prompt's first tokens may be restored; None for all. With a number, which excludes
-            whole prompts, none are banked either.
+        bank_whole: whether the state at the prompt's end may be banked.
+        session: whom the banked states belong to, None for nobody in particular.
+        counts: where forwards are counted, by the names that lanes report.
 
     Attributes:
         ids: the whole prompt, n tokens.
@@ -38,25 +56,30 @@ class Prefill:
         ids: tuple[int, ...],
         *,
         chunk: int,
+        found: Found | None = None,
         identity: StateIdentity | None = None,
-        reusable: int | None = None,
+        bank_whole: bool = True,
+        session: str | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         self.ids = ids
         self.logits: mx.array | None = None
+        self.bank_whole = bank_whole
         self._model = model
         self._bank = bank
         self._chunk = chunk
-        self.cache: DecodingState = model.make_cache()
-        self._identity = identity
-        self._whole = reusable is None
-        found = bank.find(ids[:reusable], need_tail=self._whole, identity=identity)
-        self.cached_tokens = found.length
-        self.miss = None if found.miss is None else str(found.miss)
+        self._identity = identity or bank.identity
+        self._session = session
+        self._counts: Counter[str] = Counter() if counts is None else counts
+        if found is None:
+            found = bank.find(ids, identity=identity, session=session)
+        self.cache: DecodingState = model.make_cache() if found.live is None else found.live.state
         if found.snapshot is not None:
             self.cache.restore(found.snapshot)
         if found.tail is not None:
             self.logits = found.tail.logits
-        self.position = found.length
+        self.cached_tokens = self.position = found.length
+        self.miss = None if found.miss is None else str(found.miss)
 
     @property
     def remaining(self) -> int:
@@ -64,24 +87,36 @@ class Prefill:
 
     @property
     def cost(self) -> int:
-        """Tokens that the next step will compute: up to the next grid edge or the end of the prompt."""
+        """Tokens that the next step will compute: to the next grid edge or the end of the prompt, or all at once."""
+        if self._fused:
+            return self.remaining
         return min(self.remaining, self._chunk - self.position % self._chunk)
 
+    @property
+    def _fused(self) -> bool:
+        return self._identity.free and self.remaining <= self._chunk
+
     def step(self) -> bool:
-        """Encode up to the next grid edge and bank the state there; True when the whole prompt is encoded."""
+        """Encode what `cost` says and bank the state there; True when the whole prompt is encoded."""
         if self.remaining:
             stop = self.position + self.cost
+            restored = "restored_suffix_" if self.cached_tokens else ""
+            self._counts["prefill_chunks"] += 1
             if stop < len(self.ids):
+                self._counts["restored_suffix_prefill_chunks"] += bool(restored)
                 self._encode(stop)
-                self._bank.put(self.ids[:stop], self.cache, identity=self._identity)
+                self._bank.put(self.ids[:stop], self.cache, identity=self._identity, session=self._session)
             else:
-                self._encode(stop - 1)
+                self._counts[f"{restored}prefill_fused"] += self._fused
+                if not self._fused:
+                    self._counts["restored_suffix_prefill_chunks"] += bool(restored)
+                    self._encode(stop - 1)
                 self._finish()
         return not self.remaining
 
     def release(self) -> None:
         """Drop the arrays; the row is over."""
-        self.cache = self._model.make_cache()
+        self.cache = DecodingState([])
         self.logits = None
 
     def _encode(self, stop: int) -> None:
@@ -91,13 +126,13 @@ class Prefill:
             mx.eval(self.cache.arrays())
 
     def _finish(self) -> None:
-        """Encode the last token alone, and bank the whole prompt with the logits that follow it."""
+        """Encode what is left, and bank the whole prompt with the logits that follow it."""
         hidden = self._forward(len(self.ids), keep=1)
         self.logits = self._model.project(hidden.post[:, -1])
         mx.eval(self.logits, self.cache.arrays())
-        if self._whole:
+        if self.bank_whole:
             tail = Tail(logits=self.logits, hidden=hidden.post)
-            self._bank.put(self.ids, self.cache, tail=tail, identity=self._identity)
+            self._bank.put(self.ids, self.cache, tail=tail, identity=self._identity, session=self._session)
 
     def _forward(self, stop: int, *, keep: int) -> Hidden:
         ids = mx.array([self.ids[self.position : stop]], dtype=mx.int32)

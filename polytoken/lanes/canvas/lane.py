@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from polytoken.cache.bank import StateBank
+from polytoken.cache.sessions import Committed
 from polytoken.errors import UsageError
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.canvas.method import CanvasMethod, Verdict, run_layers
@@ -97,7 +98,7 @@ class CanvasLane(Lane[CanvasRow]):
         check_sampling(request.sampling)
         check_prompt(ids, vocab_size=self.model.vocab_size, image=self.model.tokens.image)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
-        prefill = CanvasPrefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk)
+        prefill = CanvasPrefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk, session=request.session)
         row: CanvasRow = self.method.make_row(request, prefill)
         return row
 
@@ -123,6 +124,12 @@ class CanvasLane(Lane[CanvasRow]):
             outcomes += self._step_group(rows[start : start + self.pipeline_depth])
         return outcomes
 
+    def remember(self, row: CanvasRow, ids: Sequence[int]) -> None:
+        # Only the stream: what was generated is encoded anew with the next prompt, on the grid.
+        assert row.request.session is not None
+        text = (*row.prefill.ids, *ids)
+        self.bank.sessions.commit(row.request.session, Committed(self.bank.identity, text))
+
     def close(self, row: CanvasRow, *, keep: bool) -> None:
         row.release()
 
@@ -130,17 +137,8 @@ class CanvasLane(Lane[CanvasRow]):
         mx.synchronize()
 
     def statistics(self) -> Mapping[str, Any]:
-        bank = self.bank.statistics()
         return {
-            "prefix_cache_hits": bank.hits,
-            "prefix_cache_misses": sum(bank.misses.values()),
-            "prefix_cache_reused_tokens": bank.reused_tokens,
-            "prefix_cache_miss_reasons": dict(bank.misses),
-            "prefix_cache_partial_reasons": dict(bank.partial),
-            "prefix_cache_evictions": bank.evictions,
-            "prefix_cache_refusals": bank.refusals,
-            "prefix_cache_entries": bank.entries,
-            "prefix_cache_bytes": bank.nbytes,
+            **self.bank.statistics().report(),
             "active_row_denoises": self._denoises,
             "heavy_forward_count": self._forwards,
             "pipeline_depth": self.pipeline_depth,

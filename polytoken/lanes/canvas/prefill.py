@@ -23,13 +23,16 @@ class CanvasPrefill:
         miss: why not more was restored, None after a full hit.
     """
 
-    def __init__(self, model: CanvasModel, bank: StateBank, ids: tuple[int, ...], *, chunk: int) -> None:
+    def __init__(
+        self, model: CanvasModel, bank: StateBank, ids: tuple[int, ...], *, chunk: int, session: str | None = None
+    ) -> None:
         self.ids = ids
         self._model = model
         self._bank = bank
         self._chunk = chunk
+        self._session = session
         self.cache: DecodingState = model.make_cache()
-        found = bank.find(ids, need_tail=False)
+        found = bank.find(ids, need_tail=False, session=session)
         self.cached_tokens = found.length
         self.miss = None if found.miss is None else str(found.miss)
         if found.snapshot is not None:
@@ -52,7 +55,7 @@ class CanvasPrefill:
             self._model.encode(mx.array([self.ids[self.position : stop]], dtype=mx.int32), self.cache)
             mx.eval(self.cache.arrays())
             self.position = stop
-            self._bank.put(self.ids[:stop], self.cache)
+            self._bank.put(self.ids[:stop], self.cache, session=self._session)
         if self.remaining:
             return False
         self.cache.settle()  # nothing of a prompt is ever taken back

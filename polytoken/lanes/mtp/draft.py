@@ -125,6 +125,12 @@ class Drafter(ABC):
         """Put everything that is committed into the drafter's state, and return the state's arrays."""
         return []
 
+    def level(self, tokens: int) -> None:  # noqa: B027  # most layers know their own offset
+        """After `settle`, when this many tokens are committed: bring the layers that `reset` returned to that offset.
+
+        Raises CacheError when the state is not at that many tokens.
+        """
+
 
 Chain = Callable[[mx.array], mx.array]
 """The next id int32 [1, 1] -> logits float32 [1, V] of the id after it; lazy."""

@@ -19,6 +19,7 @@ class FollowedModel(CausalModel):
 
     Attributes:
         trunk: the network that verifies.
+        drafter: the row's.
         state: the trunk's own share of the latest state made, which windows are verified on.
     """
 
@@ -27,20 +28,20 @@ class FollowedModel(CausalModel):
         self.vocab_size = trunk.vocab_size
         self.hidden_size = trunk.hidden_size
         self.weight_bytes_per_forward = trunk.weight_bytes_per_forward
-        self._drafter = drafter
+        self.drafter = drafter
         self.state = DecodingState([])
 
     def make_cache(self) -> DecodingState:
         """An empty state of both. There is one at a time: the drafter forgets what it had."""
         self.state = self.trunk.make_cache()
-        return DecodingState([*self.state.layers, *self._drafter.reset()])
+        return DecodingState([*self.state.layers, *self.drafter.reset()])
 
     def forward(self, ids: mx.array, cache: DecodingState, *, keep: int | None = None) -> Hidden:
         S = int(ids.shape[1])
-        wanted = self._drafter.rows_wanted(S)
+        wanted = self.drafter.rows_wanted(S)
         both = None if keep is None or wanted is None else max(keep, wanted)
         hidden = self.trunk.forward(ids, self.state, keep=both)
-        self._drafter.follow(ids, hidden)
+        self.drafter.follow(ids, hidden)
         R = int(hidden.post.shape[1])
         return hidden if keep is None or keep >= R else hidden.rows(R - keep, R)
 

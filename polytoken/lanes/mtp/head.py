@@ -120,3 +120,11 @@ class HeadDrafter(Drafter):
             self._head.append(self._rows[:, :-1], mx.array([self._ids], dtype=mx.int32), self.history)
             self._rows, self._ids = copy_array(self._rows[:, -1:]), []
         return [*self.history.arrays(), *([] if self._rows is None else [self._rows])]
+
+    def level(self, tokens: int) -> None:
+        grown = tokens - self._tail.offset
+        if grown:
+            assert self._rows is not None
+            self._tail.advance(grown, (self._rows,))
+            for layer in self._layers:
+                layer.advance(grown)

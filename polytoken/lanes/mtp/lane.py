@@ -7,6 +7,7 @@ The first step of a row commits the token that its prompt leads to; every later 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -16,9 +17,11 @@ import numpy as np
 
 from polytoken.cache.bank import StateBank
 from polytoken.cache.identity import StateIdentity
+from polytoken.cache.sessions import Committed
 from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, NonFiniteError, UsageError
 from polytoken.lanes.base import Commit, Lane
+from polytoken.lanes.ends import END_COUNTS, bank_end
 from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
 from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
@@ -31,7 +34,7 @@ from polytoken.lanes.mtp.lookup import LookupDrafter
 from polytoken.lanes.mtp.row import MtpRow, Tally
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.lanes.mtp.steps import Steps, interleave, submit
-from polytoken.lanes.prefill import Prefill
+from polytoken.lanes.prefill import COUNTS, Prefill
 from polytoken.models.base import CausalModel
 from polytoken.models.draft import DraftHead, DraftingModel
 from polytoken.request import Request
@@ -87,6 +90,7 @@ class MtpLane(Lane[MtpRow]):
         self.settings = settings or MtpSettings()
         self.record_cycles = record_cycles
         self.tally = Tally()
+        self.counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, *END_COUNTS), 0))
         self._clock = clock
         self._head = usable_head(model) if self.settings.network == "head" else None
         self._draft_model = usable_draft_model(draft_model, model) if self.settings.network == "model" else None
@@ -106,18 +110,28 @@ class MtpLane(Lane[MtpRow]):
         sampler = TokenSampler(
             request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
         )
+        ids = tuple(ids)
         first = self._first_history_token(len(ids))
-        drafter = self._make_drafter(first)
-        followed = FollowedModel(self.model, drafter)
         windowed = None if first is None else replace(self.bank.identity, history_policy="window")
+        found = self.bank.find(ids[:first], need_tail=first is None, identity=windowed, session=request.session)
+        live = found.live
+        followed: FollowedModel = FollowedModel(self.model, self._make_drafter(first)) if live is None else live.owner
         return MtpRow(
             request=request,
             prefill=Prefill(
-                followed, self.bank, tuple(ids), chunk=self.prefill_chunk, identity=windowed, reusable=first
+                followed,
+                self.bank,
+                ids,
+                found=found,
+                chunk=self.prefill_chunk,
+                identity=windowed,
+                bank_whole=first is None,
+                session=request.session,
+                counts=self.counts,
             ),
             followed=followed,
             sampler=sampler,
-            drafter=drafter,
+            drafter=followed.drafter,
             policy=self._make_policy(),
             stop_ids=frozenset() if request.ignore_eos else self.eos_ids,
             cycles=[] if self.record_cycles else None,
@@ -142,9 +156,25 @@ class MtpLane(Lane[MtpRow]):
         return [outcome if isinstance(outcome, Exception) else outcome[0] for outcome in outcomes]
 
     def close(self, row: MtpRow, *, keep: bool) -> None:
-        # Nothing is banked here: a state that was decoded has, on a GPU, other bits than one that was prefilled.
         row.prefill.release()
         row.pending = None
+        if not row.handed_over:
+            row.followed.make_cache()
+
+    def remember(self, row: MtpRow, ids: Sequence[int]) -> None:
+        session = row.request.session
+        assert session is not None
+        text = (*row.prefill.ids, *ids)
+        self.bank.sessions.commit(session, Committed(self.bank.identity, text))
+        if len(ids) < len(row.tokens):  # a stop string cut them
+            row.pending = None if len(ids) == row.forwarded else row.pending
+        if not (row.prefill.bank_whole and self.bank.identity.free and len(ids) == row.forwarded + row.owing):
+            self.counts["ends_not_banked"] += 1
+            return
+        self.finish(row)
+        row.drafter.level(len(text))
+        row.prefill.cache.settle()
+        row.handed_over = bank_end(self.bank, session, text, row.prefill.cache, counts=self.counts, owner=row.followed)
 
     def finish(self, row: MtpRow) -> DecodingState:
         """The row's state at exactly prompt and tokens, evaluated: a pending token is forwarded, once.
@@ -164,18 +194,11 @@ class MtpLane(Lane[MtpRow]):
         mx.synchronize()
 
     def statistics(self) -> Mapping[str, Any]:
-        bank, tally = self.bank.statistics(), self.tally
+        tally = self.tally
         counts = {name: value for name, value in asdict(tally).items() if isinstance(value, int)}
         return {
-            "prefix_cache_hits": bank.hits,
-            "prefix_cache_misses": sum(bank.misses.values()),
-            "prefix_cache_reused_tokens": bank.reused_tokens,
-            "prefix_cache_miss_reasons": dict(bank.misses),
-            "prefix_cache_partial_reasons": dict(bank.partial),
-            "prefix_cache_evictions": bank.evictions,
-            "prefix_cache_refusals": bank.refusals,
-            "prefix_cache_entries": bank.entries,
-            "prefix_cache_bytes": bank.nbytes,
+            **self.bank.statistics().report(),
+            **self.counts,
             **counts,
             **tally.by_depth(),
             "drafter": self.settings.drafter,

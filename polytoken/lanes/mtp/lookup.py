@@ -80,12 +80,15 @@ class LookupDrafter(Drafter):
         self.reset()
 
     def reset(self) -> list[CacheLayer]:
+        self._forget()
+        return [] if self.other is None else self.other.reset()
+
+    def _forget(self) -> None:
         self._text = TextIndex(self._settings.gram)
         self.hit_rate = 0.5
         self._rounds = 0
         self._pause = _SHORTEST_PAUSE
         self._paused_until = 0
-        return [] if self.other is None else self.other.reset()
 
     def rows_wanted(self, rows: int) -> int | None:
         return 1 if self.other is None else self.other.rows_wanted(rows)
@@ -95,6 +98,7 @@ class LookupDrafter(Drafter):
             self.other.follow(ids, hidden)
 
     def begin(self, prompt: tuple[int, ...]) -> None:
+        self._forget()  # a state that was taken over from an earlier turn brings nothing of it along
         for token_id in prompt:
             self._text.add(token_id)
         if self.other is not None:
@@ -120,6 +124,10 @@ class LookupDrafter(Drafter):
 
     def settle(self) -> list[mx.array]:
         return [] if self.other is None else self.other.settle()
+
+    def level(self, tokens: int) -> None:
+        if self.other is not None:
+            self.other.level(tokens)
 
     def _copy(self, room: int) -> list[int]:
         """What stood behind the best earlier place, in a length it deserves."""

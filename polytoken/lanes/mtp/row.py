@@ -135,6 +135,7 @@ class MtpRow:
             was an accepted draft.
         tokens: everything emitted, a stop id included.
         cycles: every window, when the lane records them.
+        handed_over: whether the states are the bank's now, for the session's next turn.
     """
 
     request: Request
@@ -148,11 +149,22 @@ class MtpRow:
     tokens: list[int] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     cycles: list[Cycle] | None = None
+    handed_over: bool = False
 
     @property
     def state(self) -> DecodingState:
         """The trunk's state."""
         return self.followed.state
+
+    @property
+    def forwarded(self) -> int:
+        """Tokens emitted that the trunk's state holds."""
+        return self.state.offset - len(self.prefill.ids)
+
+    @property
+    def owing(self) -> int:
+        """Tokens emitted that it does not hold: 0 or 1."""
+        return int(self.pending is not None)
 
     @property
     def room(self) -> int:

@@ -1,0 +1,113 @@
+"""A conversation that is gone on from stored states gives, bit for bit, what it gives from nothing.
+
+Turns, forks, snapshots, edits of the history, stop strings inside a window, cancelled requests and evictions, in any
+order. `Talks.say` compares logits, states, head histories and tokens of every turn with a cold run on the grid, and
+after everything checks bytes, budgets and the bits of all that is stored.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from session_talks import KINDS, Talks
+
+from polytoken.request import SamplingParams
+
+USUAL = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
+SAMPLINGS = (SamplingParams(), USUAL)
+
+names = st.sampled_from(["a", "b", "c"])
+tokens = st.lists(st.integers(10, 13), min_size=1, max_size=11).map(tuple)
+turn = st.tuples(
+    st.just("turn"), names, tokens, st.integers(1, 7), st.sampled_from(SAMPLINGS), st.sampled_from([None, None, 1, 3])
+)
+edit = st.tuples(st.just("edit"), names, st.floats(0, 1), tokens, st.integers(1, 5))
+steps = st.lists(
+    st.one_of(
+        turn,
+        turn,
+        turn,
+        edit,
+        st.tuples(st.just("again"), names, st.integers(1, 5)),
+        st.tuples(st.just("cancel"), names, tokens),
+        st.tuples(st.just("stranger"), tokens, st.integers(1, 4)),
+        st.tuples(st.just("fork"), names, names),
+        st.tuples(st.just("snapshot"), names),
+        st.tuples(st.just("restore"), names),
+        st.tuples(st.just("clear"), names),
+    ),
+    min_size=3,
+    max_size=9,
+)
+
+
+def play(talks: Talks, step: tuple) -> None:
+    kind, *rest = step
+    texts = talks.texts
+    if kind == "turn":
+        name, more, count, sampling, keep = rest
+        talks.say(name, (*texts.get(name, (1, 2, 3)), *more), count=count, seed=count, sampling=sampling, keep=keep)
+    elif kind == "edit":  # the client goes back to somewhere in the middle and says something else
+        name, share, more, count = rest
+        text = texts.get(name, ())
+        talks.say(name, (*text[: int(share * len(text))], *more), count=count)
+    elif kind == "again":  # the same prompt once more, as it stands
+        name, count = rest
+        talks.say(name, texts.get(name) or (4, 4), count=count)
+    elif kind == "cancel":
+        name, more = rest
+        talks.say(name, (*texts.get(name, ()), *more), cancel=True)
+    elif kind == "stranger":
+        more, count = rest
+        talks.say(None, (1, 2, 3, *more), count=count)
+    elif kind == "fork":
+        source, name = rest
+        if source in texts and name not in texts:
+            talks.fork(source, name)
+    elif kind == "snapshot":
+        (name,) = rest
+        if name in texts:
+            talks.snapshot("s", name)
+    elif kind == "restore":
+        (name,) = rest
+        if talks.snapshots:
+            talks.restore("s", name)
+    elif kind == "clear":
+        talks.clear(*rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(steps=steps, limit=st.sampled_from([0, 150_000, 400_000, 1 << 28]), marks=st.sampled_from([None, 100_000]))
+@settings(max_examples=40, deadline=None)
+def test_random_conversations_give_the_bits_of_cold_ones(kind: str, steps: list, limit: int, marks: int | None) -> None:
+    """Also E01, E02, E04, E12: no borrower, former owner, repetition or speculation leaves a trace."""
+    talks = Talks(kind, limit, mark_bytes=marks)
+    for step in steps:
+        play(talks, step)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_computes_its_new_tokens_and_nothing_else(kind: str) -> None:
+    """E06, E12: from the second turn on everything before the new text is restored, speculating or not."""
+    talks = Talks(kind, 1 << 28)
+    text: tuple[int, ...] = tuple(range(20, 61))
+    for turn in range(6):
+        row = talks.say("a", text, count=5 + turn)
+        assert row.cached_tokens == (0 if turn == 0 else len(text) - 3)
+        assert row.cache_miss is not None and (turn == 0 or f"new_suffix at token {len(text) - 3}" == row.cache_miss)
+        text = (*talks.texts["a"], 100 + turn, 101, 102)
+    counts = talks.lane.statistics()
+    assert counts["prefix_cache_live_hits"] == 5 and counts["ends_banked"] == counts["ends_kept_live"] == 6
+    assert counts["restored_suffix_prefill_fused"] == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_live_state_the_stored_one_serves_as_well(kind: str) -> None:
+    talks = Talks(kind, 1 << 28)
+    talks.say("a", tuple(range(20, 61)), count=9)
+    talks.fork("a", "b")
+    for number, name in enumerate("ba"):
+        row = talks.say(name, (*talks.texts[name], 5 + number, 6), count=9)
+        assert row.cached_tokens == len(row.prefill.ids) - 2
+    assert talks.lane.statistics()["prefix_cache_live_hits"] == 1
