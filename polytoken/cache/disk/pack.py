@@ -74,8 +74,9 @@ def merge_marks(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     for mark in marks:
         known = merged.get(mark.position)
         if known is not None:
-            mark = Mark(mark.position, known.states or mark.states, known.tail or mark.tail)
-        merged[mark.position] = mark
+            merged[mark.position] = Mark(mark.position, known.states or mark.states, known.tail or mark.tail)
+        else:
+            merged[mark.position] = mark
     return tuple(merged[position] for position in sorted(merged))
 
 

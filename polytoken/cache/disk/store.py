@@ -77,12 +77,9 @@ class DiskStore:
         return name in self._pending or name in self._stored
 
     def admits(self, name: FileName, nbytes: int) -> DiskPut:
-        """What `put` would do with a record of `nbytes` of arrays, so that nobody copies arrays in vain.
-
-        A refusal is counted here.
-        """
+        """What `put` would do with a record of `nbytes` of arrays, so that no arrays are copied in vain. Not counted."""
         with self._change:
-            return self._count(self._admit(name, nbytes))
+            return self._admit(name, nbytes)
 
     def put(self, space: Space, record: Record, *, replace: bool = False) -> DiskPut:
         """Leave a record to be written. Its arrays must not change any more.

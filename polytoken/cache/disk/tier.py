@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
@@ -112,6 +112,7 @@ class DiskTier(SecondTier):
         self._spaces: dict[StateIdentity, Space] = {}
         self._headers: OrderedDict[FileName, Header] = OrderedDict()
         self._debts: OrderedDict[bytes, _Debt] = OrderedDict()
+        self._dropped: Counter[str] = Counter()
         self._unwritten: dict[bytes, dict[int, weakref.ref[Mark]]] = {}  # restore points between anchors, by run
 
     def space(self, identity: StateIdentity) -> Space:
@@ -125,7 +126,7 @@ class DiskTier(SecondTier):
 
     def stored(self, run: StoredRun) -> None:
         self._pay_debts()
-        self._offer(run, all_marks=False)
+        self._offer(run)
 
     def dropped(self, run: StoredRun) -> None:
         self._pay_debts()
@@ -185,8 +186,10 @@ class DiskTier(SecondTier):
         return [saved for _, saved in self._saved_sessions()]
 
     def statistics(self) -> Mapping[str, Any]:
-        """The store's counters, and how many runs wait to be offered again."""
-        return {**asdict(self.store.statistics()), "behind": len(self._debts)}
+        """The store's counters, what it was never offered among the dropped, and the runs still to be offered."""
+        counts = asdict(self.store.statistics())
+        dropped = Counter(counts["dropped"]) + self._dropped
+        return {**counts, "dropped": dict(dropped), "behind": len(self._debts)}
 
     # -- for its own parts and the command line -----------------------------------------------------------------------
 
@@ -282,14 +285,14 @@ class DiskTier(SecondTier):
             if header is not None and header.kind == MARK:
                 yield name, header
 
-    def _offer(self, run: StoredRun, *, all_marks: bool) -> bool:
+    def _offer(self, run: StoredRun) -> bool:
         """Give the store what it lacks of a run; whether it took all of it."""
         space = self.space(run.identity)
         outcome = self._offer_rows(space, run)
         for mark in run.marks:
             if outcome not in (DiskPut.QUEUED, DiskPut.PRESENT):
                 break
-            if all_marks or _is_wanted(run, mark):
+            if _is_wanted(run, mark):
                 outcome = self._offer_mark(space, run.digest, mark)
             else:
                 self._unwritten.setdefault(run.digest, {})[mark.position] = weakref.ref(mark)
@@ -297,7 +300,10 @@ class DiskTier(SecondTier):
             self._debts.setdefault(run.digest, _Debt.of(run))
             if len(self._debts) > _REMEMBERED_DEBTS:
                 self._debts.popitem(last=False)
+                self._dropped[DiskPut.BUSY] += 1
             return False
+        if outcome not in (DiskPut.QUEUED, DiskPut.PRESENT):
+            self._dropped[outcome] += 1
         return True
 
     def _offer_rows(self, space: Space, run: StoredRun) -> DiskPut:
@@ -336,7 +342,9 @@ class DiskTier(SecondTier):
         while self._debts:
             digest, debt = next(iter(self._debts.items()))
             run = debt.settle()
-            if run is not None and not self._offer(run, all_marks=False):
+            if run is None:
+                self._dropped[DiskPut.BUSY] += 1
+            elif not self._offer(run):
                 return
             self._debts.pop(digest, None)
 
