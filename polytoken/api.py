@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polytoken.assembly import EngineOptions, load_lane
+from polytoken.assembly import EngineOptions, Warn, load_lane, log_warning
 from polytoken.backend import require_mlx
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.engine import Engine, error_of
@@ -33,14 +33,18 @@ from polytoken.request import (
 _counter = itertools.count(1)
 
 
-def open_engine(options: EngineOptions, *, progress: Progress = silent) -> Engine:
+def open_engine(options: EngineOptions, *, progress: Progress = silent, warn: Warn | None = None) -> Engine:
     """Load the model on the engine's own thread and return the engine, running.
+
+    `warn` is told in one line, on any thread, of what goes wrong without failing anything; None logs it.
 
     Raises:
         PolytokenError: what is wrong with the options, the checkpoint or the backend.
     """
     require_mlx()
-    engine = Engine(lambda: load_lane(options, progress), options.limits(), token_events=options.token_events)
+    engine = Engine(
+        lambda: load_lane(options, progress, warn or log_warning), options.limits(), token_events=options.token_events
+    )
     engine.start()
     return engine
 

@@ -77,7 +77,7 @@ class DiskStore:
         return name in self._pending or name in self._stored
 
     def admits(self, name: FileName, nbytes: int) -> DiskPut:
-        """What `put` would do with a record of `nbytes` of arrays, so that no arrays are copied in vain. Not counted."""
+        """What `put` would do with a record of `nbytes` of arrays, so that nobody copies arrays in vain."""
         with self._change:
             return self._admit(name, nbytes)
 
