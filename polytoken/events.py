@@ -64,6 +64,7 @@ class RequestStarted(Event):
     prompt_tokens: int
     prefix_cache_tokens: int
     prefix_cache_miss: str | None = None  # why not more was reused
+    history_miss: str | None = None  # where the messages part from what their session has committed
     prefill_seconds: float
 
 
@@ -168,6 +169,34 @@ class AnswerDelta:
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     reasoning_tokens: int = 0
+
+
+class AnswerSum:
+    """An answer put together from what it gained step by step."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls = ToolCallSum()
+        self._reasoning_tokens = 0
+
+    def add(self, gain: AnswerDelta) -> None:
+        """Take the next step."""
+        self._reasoning.append(gain.reasoning)
+        self._content.append(gain.content)
+        self._reasoning_tokens += gain.reasoning_tokens
+        for step in gain.tool_calls:
+            self._calls.add(step)
+
+    def fields(self) -> dict[str, Any]:
+        """The members of a result."""
+        reasoning = "".join(self._reasoning)
+        return {
+            "reasoning": reasoning or None,
+            "reasoning_tokens": self._reasoning_tokens or None,
+            "content": "".join(self._content),
+            "tool_calls": self._calls.calls or None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

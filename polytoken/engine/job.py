@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 from polytoken.errors import PolytokenError
 from polytoken.events import (
     AnswerDelta,
+    AnswerSum,
     Event,
     GenerationFailed,
     GenerationResult,
     RequestStarted,
     Token,
     TokenLogprob,
-    ToolCallSum,
 )
 from polytoken.lanes.base import Commit, Row
 from polytoken.request import Request
@@ -65,34 +65,6 @@ class Label(NamedTuple):
     step: int = 0
 
 
-class Answer:
-    """What the text port told apart, summed up."""
-
-    def __init__(self) -> None:
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls = ToolCallSum()
-        self._reasoning_tokens = 0
-
-    def add(self, gain: AnswerDelta) -> None:
-        """Take the next step."""
-        self._reasoning.append(gain.reasoning)
-        self._content.append(gain.content)
-        self._reasoning_tokens += gain.reasoning_tokens
-        for step in gain.tool_calls:
-            self._calls.add(step)
-
-    def fields(self) -> dict[str, Any]:
-        """The members of a result."""
-        reasoning = "".join(self._reasoning)
-        return {
-            "reasoning": reasoning or None,
-            "reasoning_tokens": self._reasoning_tokens or None,
-            "content": "".join(self._content),
-            "tool_calls": self._calls.calls or None,
-        }
-
-
 @dataclass(eq=False, kw_only=True)
 class Job:
     """The scheduler's record of one request. Times are readings of the scheduler's clock, in seconds.
@@ -107,6 +79,7 @@ class Job:
         active_at: when the prompt was prefilled.
         first_step_at, last_step_at: when the first and the latest step reached the host.
         first_commit_at, last_commit_at: the same for steps that committed at least one id.
+        history_miss: where the messages part from what their session has committed, None if they don't.
         answer: reasoning, content and tool calls, where the text port tells them apart.
         first_commit_tokens: how many ids the first of these committed; they are not part of the decode rate.
         extra: sums of the numbers in the lane's commit details, and the last value of anything else.
@@ -134,7 +107,8 @@ class Job:
     stop_reason: str | None = None
     stop_string: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    answer: Answer | None = None
+    answer: AnswerSum | None = None
+    history_miss: str | None = None
 
     def started(self) -> RequestStarted:
         assert self.row is not None
@@ -143,6 +117,7 @@ class Job:
             prompt_tokens=self.row.prompt_tokens,
             prefix_cache_tokens=self.row.cached_tokens,
             prefix_cache_miss=self.row.cache_miss,
+            history_miss=self.history_miss,
             prefill_seconds=self.prefill_seconds,
         )
 
@@ -195,7 +170,7 @@ class Job:
         assert self.text is not None
         gain = self.text.drain()
         if gain is not None:
-            self.answer = self.answer or Answer()
+            self.answer = self.answer or AnswerSum()
             self.answer.add(gain)
         return gain
 

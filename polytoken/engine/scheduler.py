@@ -198,6 +198,7 @@ class Scheduler:
 
     def _open(self, job: Job) -> None:
         ids = self._encode(job.request)
+        job.history_miss = getattr(ids, "history_miss", None)
         job.text = self._open_text(job.request, ids)
         job.row = self.lane.open(job.request, ids)
         job.request = job.row.request  # the lane may have fitted a default limit to its positions

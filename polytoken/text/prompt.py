@@ -6,8 +6,10 @@ to text and encoded again, because the second encoding would add special tokens 
 
 from __future__ import annotations
 
+import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from polytoken.errors import PolytokenError, RequestError
@@ -29,28 +31,87 @@ def prompt_ids(tokenizer: Tokenizer, request: Request) -> tuple[int, ...]:
     if request.raw_prompt is not None:
         return _raw_ids(tokenizer, request.raw_prompt)
     assert request.messages is not None
-    return chat_ids(tokenizer, request.messages, think=request.think)
+    return chat_ids(tokenizer, request.messages, think=request.think, tools=request.tools)
 
 
-def chat_ids(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, think: bool) -> tuple[int, ...]:
+def chat_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    think: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> tuple[int, ...]:
     """Ids of a conversation followed by the opening of the assistant's turn. Errors as in `prompt_ids`."""
-    turns = normalise_messages(messages)
+    turns = _for_template(normalise_messages(messages))
+    with _template_errors(tokenizer, tools):
+        encoding = _apply_template(tokenizer, turns, think=think, tools=tools)
+    return encoding_ids(encoding)
+
+
+def render(
+    tokenizer: Tokenizer,
+    turns: Sequence[Mapping[str, Any]],
+    *,
+    think: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    opening: bool = True,
+) -> str:
+    """The text that `chat_ids` encodes, of normalised messages; without `opening`, up to the end of the last of them.
+
+    Errors as in `prompt_ids`.
+    """
+    words = {"enable_thinking": think, **({"tools": list(tools)} if tools else {})}
+    with _template_errors(tokenizer, tools):
+        return tokenizer.render_chat_template(_for_template(turns), add_generation_prompt=opening, **words)
+
+
+@contextmanager
+def _template_errors(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Whatever goes wrong with a template is the request's error: it is data and may raise anything."""
     if tokenizer.chat_template is None:
         raise RequestError(
             "this tokenizer has no chat template; send the text as a raw prompt instead of chat messages",
             code="bad_template",
             field="messages",
         )
+    if tools and "tools" not in tokenizer.chat_template:
+        raise RequestError(
+            "this model's chat template knows no tools; leave them out, or describe them in a system message",
+            code="bad_tools",
+            field="tools",
+        )
     try:
-        encoding = _apply_template(tokenizer, turns, think=think)
+        yield
     except PolytokenError:
         raise
     except Exception as error:
-        # A template is data and may raise anything; whatever it was, only this request fails.
         raise RequestError(
             f"the chat template failed: {_one_line(error)}", code="bad_template", field="messages"
         ) from error
-    return encoding_ids(encoding)
+
+
+def _for_template(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of tool calls as objects, which is what templates expect."""
+    return [
+        {**turn, "tool_calls": [_read_call(call) for call in turn["tool_calls"]]}
+        if isinstance(turn.get("tool_calls"), (list, tuple))
+        else dict(turn)
+        for turn in turns
+    ]
+
+
+def _read_call(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -98,8 +159,13 @@ def encoding_ids(encoding: Any) -> tuple[int, ...]:
     return _not_empty(tuple(item for item in ids if item is not None), field="messages")
 
 
-def _apply_template(tokenizer: Tokenizer, turns: list[dict[str, Any]], *, think: bool) -> Any:
+def _apply_template(
+    tokenizer: Tokenizer, turns: list[dict[str, Any]], *, think: bool, tools: Sequence[Mapping[str, Any]]
+) -> Any:
     """Call the template with all we have to say, then with less if a word is unknown to the function."""
+    if tools:
+        words = {"tokenize": True, "return_dict": False, "enable_thinking": think, "tools": list(tools)}
+        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, **words)
     settings: tuple[dict[str, Any], ...] = (
         {"tokenize": True, "return_dict": False, "enable_thinking": think},
         {"enable_thinking": think},  # an adapter that always answers in ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polytoken.events import AnswerDelta, ToolCallDelta
+from polytoken.events import AnswerDelta, AnswerSum, ToolCallDelta
 from polytoken.text.channels import Channel, ReasoningSplitter
 from polytoken.text.detokenizer import Detokenizer
 from polytoken.text.ports import Tokenizer
@@ -63,7 +63,7 @@ class TextStream:
             reasoning: a fresh splitter of the model's tags. Stop strings are then sought in the answer only, since a
                 caller who asks to stop at a word does not mean the model's own notes. The visible text keeps both.
             tool_calls: a fresh parser of the model's calls, if the request declared tools.
-            on_end: called once with this stream, when its text is complete.
+            on_end: called once with this stream, when its text is complete and drained.
         """
         self._tokenizer = tokenizer
         self._profile = decode_profile(tokenizer)
@@ -73,6 +73,7 @@ class TextStream:
         self._tool_calls = tool_calls
         self._on_end = on_end
         self._ids: list[int] = []
+        self._answer_sum = AnswerSum()
         self._marks: dict[int, str] = {}  # texts of control tokens, as they are met
         self._gain = _Gain()
         self._undecided_ids = 0  # ids pushed while it was open whether they are reasoning
@@ -94,6 +95,11 @@ class TextStream:
     def full_text(self) -> str:
         """Decode of all consumed ids with special tokens kept, as the tokenizer itself would give it."""
         return self._full.text
+
+    @property
+    def answer(self) -> AnswerSum:
+        """Everything drained so far, for `on_end`."""
+        return self._answer_sum
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -142,7 +148,13 @@ class TextStream:
     def drain(self) -> AnswerDelta:
         """What reasoning, content and tool calls have gained since the last call."""
         gain, self._gain = self._gain, _Gain()
-        return AnswerDelta(gain.reasoning, gain.content, tuple(gain.tool_calls), gain.reasoning_tokens)
+        delta = AnswerDelta(gain.reasoning, gain.content, tuple(gain.tool_calls), gain.reasoning_tokens)
+        if self._on_end is not None:
+            self._answer_sum.add(delta)
+            if self._finished:
+                on_end, self._on_end = self._on_end, None
+                on_end(self)
+        return delta
 
     def _take(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -244,8 +256,6 @@ class TextStream:
     def _end(self) -> None:
         if self._tool_calls is not None:
             self._gain.add(self._tool_calls.finish())
-        if self._on_end is not None:
-            self._on_end(self)
 
     def _show(self, text: str) -> str:
         if text:

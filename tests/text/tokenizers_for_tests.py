@@ -44,6 +44,9 @@ class WrappedTokenizer:
     def apply_chat_template(self, messages: Sequence[Any], **kwargs: Any) -> Any:
         return self.inner.apply_chat_template(messages, **kwargs)
 
+    def render_chat_template(self, messages: Sequence[Any], **kwargs: Any) -> str:
+        return str(self.inner.apply_chat_template(messages, tokenize=False, **kwargs))
+
 
 def wrap(backend: Backend, *, template: str | None = TEMPLATE, **kwargs: Any) -> WrappedTokenizer:
     inner = PreTrainedTokenizerFast(
