@@ -151,6 +151,7 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
     # Imported here: what needs MLX, on the thread that owns it.
     from polytoken.text.answer import open_answer  # noqa: PLC0415
     from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
+    from polytoken.text.histories import Histories  # noqa: PLC0415
 
     runtime = _load_runtime(options.model, options, progress)
     numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
@@ -163,12 +164,19 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
         raise
     tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
 
+    histories = Histories(tokenizer, lane.bank.sessions.committed)
     def open_text(request: Request, prompt: Sequence[int]) -> TextStream:
-        return open_answer(tokenizer, request, prompt, stop_ids=frozenset() if request.ignore_eos else stop_ids)
+        ends = frozenset() if request.ignore_eos else stop_ids
+        return open_answer(tokenizer, request, prompt, stop_ids=ends, on_end=histories.watch(request))
+
+    def encode(request: Request) -> Sequence[int]:
+        if request.session is None or request.messages is None:
+            return prompt_ids(tokenizer, request)
+        return histories.encode(request)
 
     return LoadedLane(
         lane=lane,
-        encode=lambda request: prompt_ids(tokenizer, request),
+        encode=encode,
         open_text=open_text,
         label=Label(str(runtime.checkpoint), runtime.step),
         loaded=_describe(runtime, lane, options, device=device, products=products, started=start),
@@ -177,6 +185,7 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
         rows_per_step=lane.capacity if lane.name == "canvas" else None,
         tokenizer=tokenizer,
     )
+        histories=histories,
 
 
 def _load_runtime(model: str, options: EngineOptions, progress: Progress) -> Runtime:
