@@ -16,6 +16,7 @@ from polytoken.cli.oracle import oracle
 from polytoken.cli.pull import pull
 from polytoken.cli.rm import rm
 from polytoken.cli.serve import serve
+from polytoken.cli.sessions import sessions
 from polytoken.cli.version import print_version, version
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
 for verb in (generate, chat, serve, pull, models, inspect, rm, doctor, bench, version):
     app.command()(verb)
 app.add_typer(oracle)
+app.add_typer(sessions)
 
 
 @app.callback()

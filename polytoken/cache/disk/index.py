@@ -128,11 +128,15 @@ class Index:
             at = self.parent(at)
         return path
 
+    def continuing(self, name: FileName) -> list[FileName]:
+        """The records that continue this one."""
+        return list(self._children.get((name.space, name.key[:16]), ()))
+
     def tree(self, name: FileName) -> list[FileName]:
         """The record, if it is here, and all that continues it; what continues others comes after them."""
         found = [name]
         for each in found:  # grows meanwhile
-            found.extend(self._children.get((each.space, each.key[:16]), ()))
+            found.extend(self.continuing(each))
         return found
 
     def victims(self, keep: frozenset[FileName]) -> Iterator[FileName]:

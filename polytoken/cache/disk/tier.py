@@ -74,7 +74,11 @@ class _Debt:
 
 @dataclass(frozen=True, eq=False)
 class DiskOffer:
-    """A run that is on the disk, and its marks."""
+    """A run that is on the disk, and its marks.
+
+    Attributes:
+        agreed: how many of the ids asked for it agrees with.
+    """
 
     tier: DiskTier
     space: Space
@@ -83,6 +87,12 @@ class DiskOffer:
     name: FileName
     header: Header
     marks: tuple[tuple[FileName, Header], ...]
+    agreed: int
+
+    @property
+    def digest(self) -> bytes:
+        """The run's."""
+        return self.header.key
 
     @property
     def nbytes(self) -> int:
@@ -179,8 +189,9 @@ class DiskTier(SecondTier):
                     break
         if found is None:
             return None
-        _, name, header = found
-        return DiskOffer(self, space, identity, parent, name, header, tuple(self._marks(space, header.key)))
+        agreed, name, header = found
+        marks = tuple(self._marks(space, header.key))
+        return DiskOffer(self, space, identity, parent, name, header, marks, agreed // ID_BYTES)
 
     def sessions(self) -> list[SessionRecord]:
         return [saved for _, saved in self._saved_sessions()]
