@@ -48,6 +48,8 @@ def chat(
     store: flags.Store = None,
     prefill_chunk_size: flags.PrefillChunkSize = 64,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
+    session_dir: flags.SessionDir = None,
+    session_disk_mib: flags.SessionDiskMib = 4096,
     depth: lane_flags.Depth = None,
     depth_policy: lane_flags.DepthPolicy = None,
     drafter: lane_flags.Drafter = None,
@@ -98,7 +100,7 @@ def chat(
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=1, prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_mib=prefix_cache_mib, **chosen_lane,
+        prefix_cache_mib=prefix_cache_mib, session_dir=session_dir, session_disk_mib=session_disk_mib, **chosen_lane,
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
         special.check_loaded(engine.loaded, members)

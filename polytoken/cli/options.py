@@ -97,6 +97,18 @@ PrefillChunkSize = Annotated[
 PrefixCacheMib = Annotated[
     int, typer.Option(min=0, help="MiB for reusable prompt states; 0 turns reuse off.", rich_help_panel=_ENGINE)
 ]
+SessionDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep prompt states and sessions in this folder, too: they outlive the process (default: none).",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+SessionDiskMib = Annotated[
+    int, typer.Option(min=1, help="MiB that all files in --session-dir may take.", rich_help_panel=_ENGINE)
+]
 MaxQueueSize = Annotated[int, typer.Option(min=1, help="Requests that may wait.", rich_help_panel=_ENGINE)]
 
 # -- how tokens are drawn ----------------------------------------------------------------------------------------------
