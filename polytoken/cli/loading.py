@@ -21,7 +21,7 @@ def load_engine(options: EngineOptions, *, verbose: bool) -> Engine:
 
     try:
         with show_progress(verbose=verbose) as progress:
-            return open_engine(options, progress=progress)
+            return open_engine(options, progress=progress, warn=lambda text: say("warning", text))
     except KeyboardInterrupt:
         # A load cannot be stopped half-way, and an interpreter that winds up around the loading thread may crash.
         say("note", "interrupted")
