@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from polytoken import __version__
-from polytoken.backend import DEVICES, enable_products, select_device
+from polytoken.backend import DEVICES, check_products, enable_products, select_device
 from polytoken.engine import Label, LoadedLane, SchedulerLimits
 from polytoken.errors import UsageError
 from polytoken.events import RuntimeLoaded
@@ -99,6 +99,7 @@ class EngineOptions:
             raise UsageError(f"--lane must be one of {', '.join(LANES)}, not {self.lane!r}", field="--lane")
         if self.device not in DEVICES:
             raise UsageError(f"--device must be one of {', '.join(DEVICES)}, not {self.device!r}", field="--device")
+        check_products(self.products)
         if self.prefix_cache_mib < 0:
             raise UsageError("--prefix-cache-mib must be 0 (off) or more", field="--prefix-cache-mib")
         self._check_session_dir()
@@ -150,8 +151,8 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
     products = enable_products(device, options.products, threads=options.threads)
     # Imported here: what needs MLX, on the thread that owns it.
     from polytoken.text.answer import open_answer  # noqa: PLC0415
-    from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
     from polytoken.text.histories import Histories  # noqa: PLC0415
+    from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
 
     runtime = _load_runtime(options.model, options, progress)
     numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
@@ -163,8 +164,8 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
             tier.close(0)
         raise
     tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
-
     histories = Histories(tokenizer, lane.bank.sessions.committed)
+
     def open_text(request: Request, prompt: Sequence[int]) -> TextStream:
         ends = frozenset() if request.ignore_eos else stop_ids
         return open_answer(tokenizer, request, prompt, stop_ids=ends, on_end=histories.watch(request))
@@ -184,8 +185,8 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
         release=_release_device if tier is None else _closing(tier, lane.bank),
         rows_per_step=lane.capacity if lane.name == "canvas" else None,
         tokenizer=tokenizer,
-    )
         histories=histories,
+    )
 
 
 def _load_runtime(model: str, options: EngineOptions, progress: Progress) -> Runtime:

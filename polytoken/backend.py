@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import sys
@@ -12,6 +13,7 @@ from polytoken.errors import BackendError, UsageError
 from polytoken.kernels.products import ProductsReport, enable
 
 DEVICES = ("auto", "cpu", "gpu")
+PRODUCTS = ("exact", "stock")
 
 
 def require_mlx() -> None:
@@ -36,7 +38,7 @@ def select_device(device: str) -> str:
         raise UsageError(f"--device must be one of {', '.join(DEVICES)}, not {device!r}", field="--device")
     has_gpu = mx.is_available(mx.gpu)
     if device == "gpu" and not has_gpu:
-        raise UsageError(f"--device gpu: MLX finds no GPU here; {_advice()}", field="--device")
+        raise UsageError(f"--device gpu: MLX finds no GPU here; {_gpu_advice()}", field="--device")
     chosen = "gpu" if has_gpu and device != "cpu" else "cpu"
     # MLX would run float32 products on matrix units with ten bits of mantissa, and say nothing. It reads this once,
     # at the first product; a user's own choice stays. Half-precision weights are not concerned.
@@ -50,6 +52,19 @@ def select_device(device: str) -> str:
     return chosen
 
 
+def check_products(kind: str, *, flag: str = "--products", words: tuple[str, ...] = PRODUCTS) -> None:
+    """Refuse a word that is neither one of these nor can be the path or name of a library.
+
+    Raises:
+        UsageError: naming `flag`, and the word that was probably meant.
+    """
+    if kind in words or "/" in kind or "." in kind:
+        return
+    close = difflib.get_close_matches(kind.lower(), words, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UsageError(f"{flag} must be {', '.join(words)} or the path of a BLAS library, not {kind!r}{hint}", field=flag)
+
+
 def enable_products(device: str, kind: str, *, threads: int) -> ProductsReport:
     """Put the chosen products behind MLX's CPU operations; on a GPU they are left as they are."""
     return enable(kind if device == "cpu" else "stock", threads=threads)
@@ -60,6 +75,15 @@ def _advice() -> str:
         native = platform.machine() == "arm64"
         return "pip install mlx" if native else "MLX needs a Mac with Apple silicon"
     return "install one of the extras: pip install 'polytoken[cpu]' (or [cuda12], [cuda13] with an NVIDIA GPU)"
+
+
+def _gpu_advice() -> str:
+    if sys.platform == "darwin":
+        return "use --device cpu, or leave the flag out"
+    return (
+        "use --device cpu, or leave the flag out; with an NVIDIA GPU whose driver nvidia-smi reports, "
+        "pip install 'polytoken[cuda12]' or 'polytoken[cuda13]'"
+    )
 
 
 def _first_line(error: BaseException) -> str:

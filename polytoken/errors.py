@@ -14,6 +14,7 @@ EXIT_USAGE: Final = 2  # the command line or the checkpoint named on it is unusa
 EXIT_MISMATCH: Final = 3  # two runs that must agree do not
 EXIT_NON_FINITE: Final = 4  # NaN or infinity where a number was needed
 EXIT_INTERRUPTED: Final = 130  # the user pressed Ctrl-C
+EXIT_TERMINATED: Final = 143  # SIGTERM: another program asked for the end
 
 
 class PolytokenError(Exception):

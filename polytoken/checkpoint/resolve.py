@@ -24,6 +24,7 @@ from polytoken.checkpoint.store import CheckpointStore
 from polytoken.errors import CheckpointError
 
 HUB_PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+LONGEST_NAME: Final = 4095  # characters of a path, and of anything else that names a model
 PROBE_TIMEOUT_S: Final = 20.0  # for the one question whether the hub answers; name look-ups have no limit of their own
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -80,9 +81,16 @@ def resolve(
     text = str(model)
     if not text.strip():
         raise CheckpointError("no model is named; give a folder, a hub id or a catalogue name", code="unknown_model")
+    if len(text) > LONGEST_NAME or "\0" in text:
+        raise CheckpointError(
+            f"no model is called {text[:40]!r}... ({len(text)} characters): no file system has such a name; give a "
+            "folder, a hub id or a catalogue name",
+            code="unknown_model",
+            field="model",
+        )
     # `~` alone is expanded: "~user" and a file that merely starts with a tilde stay as they are.
     path = Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
-    if path.exists() or isinstance(model, Path) or looks_like_path(text):
+    if _exists(path) or isinstance(model, Path) or looks_like_path(text):
         return _resolve_path(path, store=store, progress=progress)
     if text in CATALOGUE:
         directory = store.path(text)
@@ -94,7 +102,13 @@ def resolve(
     if (directory := store.path(text)) is not None:
         return Resolved(directory=directory, name=text, kind="gguf")
     repo, at, pinned = text.partition("@")
-    if at and (not pinned or (revision is not None and revision != pinned)):
+    if (at and not pinned) or revision == "":
+        raise CheckpointError(
+            f"{text!r} names an empty revision; give a branch, tag or commit, or leave it out",
+            code="bad_revision",
+            field="revision",
+        )
+    if at and revision is not None and revision != pinned:
         raise CheckpointError(
             f"{text!r} and revision {revision!r} contradict each other; give one revision",
             code="bad_revision",
@@ -103,6 +117,13 @@ def resolve(
     if _HUB_ID.fullmatch(repo) is None or ".." in repo or "--" in repo:
         raise _unknown(text)
     return _resolve_hub(repo, revision=pinned or revision, offline=offline, progress=progress)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # one part of it is longer than a file's name may be
+        return False
 
 
 def _unknown(text: str) -> CheckpointError:
@@ -116,6 +137,8 @@ def _unknown(text: str) -> CheckpointError:
 
 
 def _resolve_path(path: Path, *, store: CheckpointStore, progress: Progress) -> Resolved:
+    if not _exists(path):
+        raise CheckpointError(f"no such file or folder: {path}", code="missing_path", field="model")
     if path.is_dir():
         if not (path / CONFIG).is_file():
             raise CheckpointError(
@@ -160,10 +183,10 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any:
 def _resolve_hub(repo: str, *, revision: str | None, offline: bool, progress: Progress) -> Resolved:
     """A snapshot of a hub repository: from the cache when that is allowed to be enough, else fetched."""
     import huggingface_hub as hub  # noqa: PLC0415  (half a second that a local folder need not pay)
-    from huggingface_hub import errors  # noqa: PLC0415
+    from huggingface_hub import constants, errors  # noqa: PLC0415  (no attribute of the package before that)
 
     shown = f"{repo}@{revision}" if revision else repo
-    offline = offline or hub.constants.is_offline_mode()
+    offline = offline or constants.is_offline_mode()
     unreachable: Exception | None = None
     pinned = revision is not None and _COMMIT.fullmatch(revision) is not None
     if pinned and not offline:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -78,6 +83,8 @@ def bench(
     if depths is not None and lane not in ("auto", "mtp"):
         raise UsageError(f"--depths belongs to the mtp lane; this is {lane} (--lane says so)", field="--depths")
     wanted_depths = _parse_depths(depths)
+    if output is not None:
+        _check_output(output)
     flags.check_revision(model, revision)
     flags.require_backend()
     from polytoken.assembly import EngineOptions  # noqa: PLC0415
@@ -98,7 +105,7 @@ def bench(
         special.check_loaded(loaded)
         report_dropped_head(loaded)
 
-    with show_progress(verbose=verbose) as progress:
+    with show_progress(verbose=verbose, runs=True) as progress:
         report = run_bench(options, progress=progress, check=check)
     record = report.to_json()
     if output is not None:
@@ -111,12 +118,29 @@ def bench(
         report.print(Console())
 
 
+def _check_output(path: Path) -> None:
+    """Refuse a file that cannot be written before minutes of measuring, leaving everything as it is."""
+    with _writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def _save(path: Path, text: str) -> None:
-    try:
+    with _writing(path):
         path.write_text(text, encoding="utf-8")
+    say("note", f"report written to {path}")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"--output: cannot write {str(path)!r}: {error.strerror or error}", field="--output") from None
-    say("note", f"report written to {path}")
 
 
 def _parse_depths(text: str | None) -> tuple[int, ...]:

@@ -9,8 +9,10 @@ import typer
 from polytoken.cli import lane_flags
 from polytoken.cli import options as flags
 from polytoken.cli.conversation import Conversation, Leave
+from polytoken.cli.interrupts import Terminated
 from polytoken.cli.loading import load_engine
 from polytoken.cli.output import describe_result, describe_runtime, report_dropped_head
+from polytoken.cli.streams import standard_input
 from polytoken.cli.terminal import Screen, open_screen
 from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
@@ -91,6 +93,7 @@ def chat(
     )  # fmt: skip
 
     defaults(SamplingParams())  # what is wrong is told before the model is loaded
+    standard_input()
     flags.check_revision(model, revision)
     chosen_lane = special.engine_options(lane)
 
@@ -104,6 +107,7 @@ def chat(
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
         special.check_loaded(engine.loaded, members)
+        flags.check_vocabulary(engine, members)
         report_dropped_head(engine.loaded)
         screen = open_screen(verbose=verbose)
         screen.note(describe_runtime(engine.loaded))
@@ -117,6 +121,8 @@ def _talk(engine: Engine, conversation: Conversation, screen: Screen) -> bool:
     while True:
         try:
             line = _read_turn(screen)
+        except Terminated:
+            raise
         except KeyboardInterrupt:  # at the prompt: the line is dropped, as in a shell
             screen.note("\n(Ctrl-D or /exit leaves)")
             continue
@@ -176,8 +182,11 @@ def _answer(engine: Engine, conversation: Conversation, question: str, screen: S
                 result = event
             elif isinstance(event, (GenerationFailed, RequestRejected)):
                 raise PolytokenError(event.error, code=event.code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         events.close()  # type: ignore[attr-defined]  # a generator: this cancels the request
+        if isinstance(interrupt, Terminated):
+            screen.end_answer()
+            raise
     except PolytokenError:
         screen.end_answer()
         raise

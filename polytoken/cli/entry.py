@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import typer
 
-from polytoken.cli.output import EXIT_PIPE, OutputClosed, say
-from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PolytokenError, UsageError
+from polytoken.cli.interrupts import ending, status_of, word_of
+from polytoken.cli.output import say
+from polytoken.cli.streams import EXIT_PIPE, OutputClosed, OutputFailed, prepare_streams
+from polytoken.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    PolytokenError,
+    UsageError,
+)
 
+_NO_COMMAND: Final = re.compile(r"No such command '(.*?)'\.?.*", re.DOTALL)
+_EXTRA: Final = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
+# What other programs call our verbs.
+_OTHER_WORDS: Final = {
+    **dict.fromkeys(("remove", "delete", "del", "uninstall", "erase"), "rm"),
+    **dict.fromkeys(("list", "ls", "catalogue", "catalog"), "models"),
+    **dict.fromkeys(("run", "ask", "complete", "prompt", "infer"), "generate"),
+    **dict.fromkeys(("talk", "repl"), "chat"),
+    **dict.fromkeys(("download", "fetch", "get", "install", "convert"), "pull"),
+    **dict.fromkeys(("info", "show", "describe"), "inspect"),
+    **dict.fromkeys(("check", "diagnose", "status"), "doctor"),
+    **dict.fromkeys(("benchmark", "measure"), "bench"),
+}
 # typer carries its own copy of click and names only some of its exceptions: this is the common class of usage errors.
 _ClickUsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
@@ -24,40 +47,36 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[: _verb_position(words)]
-    _prepare_streams(debug=debug)
-    status = _dispatch(words, debug=debug)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard(sys.stdout)
-        return EXIT_PIPE
-    return status
+    with ending():
+        return _dispatch(words, debug=debug)
 
 
 def _dispatch(words: list[str], *, debug: bool) -> int:
     try:
+        prepare_streams()
+        _prepare_log(debug=debug)
         from polytoken.cli.app import app  # noqa: PLC0415  (after the streams are prepared)
 
         status = app(words, prog_name="polytoken", standalone_mode=False)
+        sys.stdout.flush()
     except PolytokenError as error:
         say("error", describe(error))
         status = error.exit_status
         _trace(debug)
     except _ClickUsageError as error:
-        text = describe_usage(error)
+        text = describe_usage(error, words)
         if text:  # nothing is wrong with an empty command line but that it is empty: it has got the help
             say("error", text)
         status = EXIT_USAGE
     except typer.Abort:  # end of input where an answer was expected
         status = EXIT_FAILURE
-    except KeyboardInterrupt:
-        status = EXIT_INTERRUPTED
-    except (OutputClosed, BrokenPipeError):
-        _discard(sys.stdout)
+    except KeyboardInterrupt as interrupt:
+        status = status_of(interrupt)
+    except OutputClosed:
         status = EXIT_PIPE
-    except SystemExit as left:  # typer's own answer to a closed pipe
-        _discard(sys.stdout)
-        status = EXIT_PIPE if left.code == EXIT_FAILURE else left.code
+    except OutputFailed as error:
+        say("error", str(error))
+        status = EXIT_FAILURE
     except ImportError as error:  # without MLX much cannot be imported: say what to install, not what was in the way
         say("error", _explain_import(error))
         _trace(debug)
@@ -68,8 +87,8 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
             say("note", "this is a defect; run `polytoken --debug ...` for the traceback")
         _trace(debug)
         status = EXIT_FAILURE
-    if status == EXIT_INTERRUPTED:
-        say("note", "interrupted")
+    if status in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        say("note", word_of(status))
     return status if isinstance(status, int) else EXIT_OK
 
 
@@ -91,16 +110,22 @@ def describe(error: PolytokenError) -> str:
     return text
 
 
-def describe_usage(error: Any) -> str:
-    """The line for a command line that could not be read: the flag, what is wrong, the nearest right one."""
+def describe_usage(error: Any, words: Sequence[str] = ()) -> str:
+    """The line for a command line (`words`) that could not be read: the flag, what is wrong, the nearest right one."""
+    text = one_line(str(error.message or error.format_message()))
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option:
-        return f"no such option {option}{_nearest(option, error)}"
+        typed = next((word for word in words if word.startswith(option) and not word.startswith("--")), option)
+        return f"no such option {typed.partition('=')[0]}{_nearest(typed, error)}"
+    if verb := _NO_COMMAND.fullmatch(text):
+        return f"no such command {verb[1]}{_nearest_verb(verb[1], error)}"
+    if extra := _EXTRA.match(text):
+        prompt = " (text goes behind --prompt)" if error.ctx.info_name == "generate" else ""
+        return f"unexpected argument: {extra[1]}{prompt}; see `{error.ctx.command_path} --help`"
     parameter = getattr(error, "param", None)
     flag = _flag_of(parameter) if parameter is not None else None
     if flag and type(error).__name__ == "MissingParameter":
         return f"{flag} is required; see `{error.ctx.command_path} --help`"
-    text = one_line(str(error.message or error.format_message()))
     if not flag and text.startswith("Option '"):  # an option without its value
         text = text[0].lower() + text[1:]
     return f"{flag}: {text}" if flag else text
@@ -116,10 +141,20 @@ def _nearest(option: str, error: Any) -> str:
     known = [
         name for item in (context.command.params if context else ()) for name in (*item.opts, *item.secondary_opts)
     ]
-    close = difflib.get_close_matches(option, [name for name in known if name.startswith("-")], n=1, cutoff=0.5)
+    # One dash where two belong is the same word.
+    word = "--" + option.lstrip("-").partition("=")[0].lower().replace("_", "-")
+    close = difflib.get_close_matches(word, [name for name in known if name.startswith("--")], n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]}?"
     return f"; see `{context.command_path} --help`" if context else ""
+
+
+def _nearest_verb(verb: str, error: Any) -> str:
+    known = error.ctx.command.commands if error.ctx else {}
+    close = difflib.get_close_matches(verb.lower(), [*known, *_OTHER_WORDS], n=1)
+    if close:
+        return f"; did you mean {_OTHER_WORDS.get(close[0], close[0])}?"
+    return f"; there are {', '.join(known)}"
 
 
 def _flag_of(parameter: Any) -> str:
@@ -133,12 +168,8 @@ def _verb_position(words: Sequence[str]) -> int:
     return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
 
 
-def _prepare_streams(*, debug: bool) -> None:
-    """Output that cannot be refused by the locale, warnings as one line, the engine's log only when it is wanted."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+def _prepare_log(*, debug: bool) -> None:
+    """Warnings as one line, the engine's log only when it is wanted."""
     log = logging.getLogger("polytoken")
     log.handlers = [logging.StreamHandler()] if debug else [logging.NullHandler()]
     log.propagate = False
@@ -152,14 +183,3 @@ def _show_warning(message: Warning | str, *_where: object) -> None:
 def _trace(debug: bool) -> None:
     if debug:
         traceback.print_exc()
-
-
-def _discard(stream: TextIO) -> None:
-    """Send the rest of a stream nowhere, so that the interpreter's last flush finds an open end."""
-    try:
-        target = stream.fileno()
-    except (OSError, ValueError):
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, target)
-    os.close(null)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -25,8 +24,9 @@ from polytoken.cli.output import (
 )
 from polytoken.cli.progress import waiting
 from polytoken.cli.speed import floor_share
+from polytoken.cli.streams import standard_input
 from polytoken.cli.watch import CanvasView, open_view
-from polytoken.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, NonFiniteError, UsageError
+from polytoken.errors import EXIT_FAILURE, EXIT_OK, NonFiniteError, UsageError
 from polytoken.events import (
     Event,
     GenerationFailed,
@@ -157,6 +157,7 @@ def generate(
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
         special.check_loaded(engine.loaded, members)
+        flags.check_vocabulary(engine, members)
         report_dropped_head(engine.loaded)
         chosen = defaults(engine.sampling)
         source: Source
@@ -203,9 +204,7 @@ def _serve(
                 result = event
             elif isinstance(event, InferenceSummary):
                 _conclude(engine, event, result, report=report, measure=measure)
-    if interrupt.pressed:
-        return EXIT_INTERRUPTED
-    return status
+    return interrupt.status or status
 
 
 def _failure_status(event: Event, *, single: bool) -> int:
@@ -265,16 +264,11 @@ def _check_combination(
 
 def _check_input(path: str) -> None:
     """End at once, with the event that reading would give, when the requests cannot be read: no model is loaded."""
-    if path == "-" or os.access(path, os.R_OK):
-        return
-    from polytoken.engine import read_requests  # noqa: PLC0415
+    from polytoken.engine.jsonl import check_readable  # noqa: PLC0415
 
-    printer = JsonLines()
-    for event in read_requests(path, RequestDefaults()):
-        if isinstance(event, RequestRejected):
-            printer(event)
-            raise typer.Exit(EXIT_FAILURE)
-        return
+    if fault := check_readable(path):
+        JsonLines()(fault)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _single_record(*, prompt: str | None, messages: str | None, seed: int) -> dict[str, Any]:
@@ -284,7 +278,7 @@ def _single_record(*, prompt: str | None, messages: str | None, seed: int) -> di
         return {**record, "messages": flags.read_messages(messages)}
     if prompt == "-":
         try:
-            prompt = sys.stdin.read()
+            prompt = standard_input("--prompt").read()
         except UnicodeDecodeError as error:
             raise UsageError(f"--prompt: standard input is not text: {error}", field="--prompt") from None
         prompt = prompt.removesuffix("\n")

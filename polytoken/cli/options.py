@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from polytoken.cli.output import drop_unset
+from polytoken.cli.streams import standard_input
 from polytoken.errors import RequestError, UsageError
 from polytoken.request import RequestDefaults, SamplingParams, parse_sampling, parse_stop
 
 if TYPE_CHECKING:
     from polytoken.checkpoint import CheckpointStore
+    from polytoken.engine import Engine
 
 TRUE_WORDS: Final = ("1", "true", "yes", "on")
 FALSE_WORDS: Final = ("0", "false", "no", "off")
@@ -60,7 +61,14 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Lane = Annotated[str, typer.Option(help="auto, ar, mtp or canvas: how tokens get committed.", rich_help_panel=_ENGINE)]
+Lane = Annotated[
+    str,
+    typer.Option(
+        help="How tokens get committed: ar (one per forward), mtp (drafts, verified), canvas (block diffusion), auto: "
+        "canvas for a block-diffusion checkpoint, mtp with a usable draft head or another --drafter, else ar.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="auto, stored, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)]
 Dequantise = Annotated[
     bool | None,
@@ -251,14 +259,36 @@ def check_revision(model: str, revision: str | None) -> None:
     """Refuse a revision of something that has none, rather than pass over it."""
     from polytoken.checkpoint.catalogue import CATALOGUE  # noqa: PLC0415
 
-    if revision is not None and (model in CATALOGUE or Path(model).expanduser().exists()):
+    if revision is None:
+        return
+    if not revision.strip():
+        raise UsageError("--revision is empty; give a branch, tag or commit, or leave it out", field="--revision")
+    try:
+        here = Path(model).expanduser().exists()
+    except OSError:  # too long for the file system: refused as a model later
+        here = False
+    if model in CATALOGUE or here:
         raise UsageError(f"--revision: {model} is no hub id, so it has no revisions", field="--revision")
+
+
+def check_vocabulary(engine: Engine, members: Mapping[str, Any]) -> None:
+    """Refuse a bias on an id that the model at work does not have, before anything is served."""
+    biases = parse_sampling(members, SamplingParams()).logit_bias
+    if not biases:
+        return
+    size = engine.call(lambda loaded: int(loaded.lane.model.vocab_size))  # type: ignore[attr-defined]  # of causal lanes
+    for token_id, _ in biases:
+        if token_id >= size:
+            raise UsageError(
+                f"--logit-bias: id {token_id} is outside this model's vocabulary (0 to {size - 1})",
+                field="--logit-bias",
+            )
 
 
 def read_messages(path: str) -> Any:
     """The chat turns in a JSON file, or on standard input for `-`; their form is checked with the request."""
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        text = standard_input("--messages").read() if path == "-" else Path(path).read_text(encoding="utf-8")
         return json.loads(text)
     except OSError as error:
         raise UsageError(f"--messages: cannot read {path!r}: {error.strerror or error}", field="--messages") from None

@@ -17,12 +17,7 @@ from polytoken.events import (
     Token,
 )
 
-EXIT_PIPE: Final = 141  # the reader of our output left: what a shell reports for SIGPIPE
 _MIB: Final = 1 << 20
-
-
-class OutputClosed(Exception):  # noqa: N818  (no error)
-    """Whoever read our output has gone."""
 
 
 def say(kind: str, text: str) -> None:
@@ -31,12 +26,9 @@ def say(kind: str, text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Text on stdout, at once."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise OutputClosed from None
+    """Text on stdout, at once. Raises OutputClosed or OutputFailed."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def write_json(value: Any) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from polytoken.cli import options as flags
 from polytoken.cli.output import say
+from polytoken.cli.streams import standard_input
 from polytoken.cli.tables import size_text
 from polytoken.errors import UsageError
 
@@ -23,7 +23,7 @@ def rm(
     models = flags.open_store(store)
     known = {record.name: record for record in models.list()}
     if not yes and name in known and known[name].state != "available":
-        if not sys.stdin.isatty():
+        if not standard_input().isatty():
             raise UsageError("--yes is needed where nobody can be asked", field="--yes")
         typer.confirm(f"Delete {name} ({size_text(known[name].bytes)})?", abort=True)
     say("note", f"{name} deleted, {size_text(models.remove(name))} freed")

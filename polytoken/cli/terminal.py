@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polytoken.cli.output import say, write
+from polytoken.cli.streams import standard_input
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ class PlainScreen:
         self._begun = False
 
     def read_line(self, *, more: bool) -> str | None:
-        line = sys.stdin.readline()
+        line = standard_input().readline()
         return line.rstrip("\n") if line else None
 
     def answer(self, text: str, *, reasoning: bool) -> None:
@@ -120,4 +121,4 @@ class RichScreen:
 
 def open_screen(*, verbose: bool) -> Screen:
     """A terminal's screen if both ends are one, else a plain one."""
-    return RichScreen() if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen(verbose=verbose)
+    return RichScreen() if standard_input().isatty() and sys.stdout.isatty() else PlainScreen(verbose=verbose)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from polytoken import __version__
+from polytoken.cli.output import write
 
 
 def version() -> None:
     """Print the version."""
-    typer.echo(f"polytoken {__version__}")
+    write(f"polytoken {__version__}\n")
 
 
 def print_version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from polytoken.events import RequestRejected
 from polytoken.request import Request, RequestDefaults, parse_record
 
 MAX_LINE_BYTES: Final = 64 << 20
+_NO_INPUT: Final = "there is no standard input: it is closed"
 _BOM: Final = b"\xef\xbb\xbf"
 _GULP: Final = 1 << 20  # bytes of an overlong line thrown away at a time
 
@@ -32,8 +34,20 @@ def read_requests(
         with _open_bytes(path) as stream:
             yield from read_stream(stream, defaults, max_line_bytes=max_line_bytes)
     except (OSError, ValueError) as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        yield RequestRejected(code="unreadable_input", error=f"cannot read {str(path)!r}: {text}")
+        yield _unreadable(path, error)
+
+
+def check_readable(path: str | Path) -> RequestRejected | None:
+    """The error that `read_requests` would begin with, or None; nothing is read, and a pipe is not opened."""
+    try:
+        if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError(_NO_INPUT)
+        elif not stat.S_ISFIFO(Path(path).stat().st_mode):
+            Path(path).open("rb").close()
+    except (OSError, ValueError) as error:
+        return _unreadable(path, error)
+    return None
 
 
 def read_stream(
@@ -79,11 +93,16 @@ def parse_json(line: bytes) -> Any:
     raise RequestError(f"not valid JSON: {reason}", code="bad_json")
 
 
+def _unreadable(path: str | Path, error: OSError | ValueError) -> RequestRejected:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return RequestRejected(code="unreadable_input", error=f"cannot read {str(path)!r}: {text}")
+
+
 def _open_bytes(path: str | Path) -> BinaryIO:
     if str(path) != "-":
         return Path(path).open("rb")
     if sys.stdin is None:
-        raise OSError("there is no standard input")
+        raise OSError(_NO_INPUT)
     try:
         # A reader of our own: one that hangs in sys.stdin on another thread would crash the interpreter at its exit.
         return open(sys.stdin.fileno(), "rb", closefd=False)
