@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polytoken.text.stream import TextStream
 
 Warn = Callable[[str], None]
+SESSION_DISK_MIB: Final = 4096
 CLOSE_SECONDS: Final = 10.0
 """How long the end of an engine waits for states to reach the session folder."""
 log_warning: Final[Warn] = logging.getLogger(__name__).warning
@@ -60,7 +61,7 @@ class EngineOptions:
         prefix_reuse: `exact`: states are gone on from only where that changes no bit of what a cold run gives;
             `close`: from everywhere, also where a device rounds chunks of other lengths differently.
         session_dir: folder in which reusable prompt states and sessions outlive the process; None keeps them in memory.
-        session_disk_mib: MiB that all files in that folder may take together.
+        session_disk_mib: MiB that all files in that folder may take together; None for 4096.
         max_queue_size: requests that may wait.
         token_events: whether `token` events are sent to those who do not say.
         mtp: how the mtp lane speculates.
@@ -87,7 +88,7 @@ class EngineOptions:
     session_cache_mib: int | None = None
     prefix_reuse: str = "exact"
     session_dir: Path | None = None
-    session_disk_mib: int = 4096
+    session_disk_mib: int | None = None
     max_queue_size: int = 128
     token_events: bool = True
     mtp: MtpSettings = field(default_factory=MtpSettings)
@@ -112,9 +113,11 @@ class EngineOptions:
         self.limits()  # checks the rest
 
     def _check_session_dir(self) -> None:
-        if self.session_disk_mib < 1:
+        if self.session_disk_mib is not None and self.session_disk_mib < 1:
             raise UsageError("--session-disk-mib must be 1 or more", field="--session-disk-mib")
         if self.session_dir is None:
+            if self.session_disk_mib is not None:
+                raise UsageError("--session-disk-mib needs --session-dir", field="--session-disk-mib")
             return
         if self.prefix_cache_mib == 0:
             raise UsageError("--session-dir needs --prefix-cache-mib above 0", field="--session-dir")
@@ -213,7 +216,7 @@ def _open_tier(runtime: Runtime, options: EngineOptions, warn: Warn) -> DiskTier
 
     store = DiskStore(
         options.session_dir.expanduser(),
-        limit_bytes=options.session_disk_mib * _MIB,
+        limit_bytes=(options.session_disk_mib or SESSION_DISK_MIB) * _MIB,
         warn=lambda text: warn(f"--session-dir {text}"),
     )
     return DiskTier(store, environment=environment(), label=runtime.name, checkpoint=runtime.identity)

@@ -51,7 +51,7 @@ def chat(
     prefill_chunk_size: flags.PrefillChunkSize = 64,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
     session_dir: flags.SessionDir = None,
-    session_disk_mib: flags.SessionDiskMib = 4096,
+    session_disk_mib: flags.SessionDiskMib = None,
     depth: lane_flags.Depth = None,
     depth_policy: lane_flags.DepthPolicy = None,
     drafter: lane_flags.Drafter = None,

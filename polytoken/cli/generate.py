@@ -89,7 +89,7 @@ def generate(
     prefill_chunk_size: flags.PrefillChunkSize = 256,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
     session_dir: flags.SessionDir = None,
-    session_disk_mib: flags.SessionDiskMib = 4096,
+    session_disk_mib: flags.SessionDiskMib = None,
     max_queue_size: flags.MaxQueueSize = 128,
     depth: lane_flags.Depth = None,
     depth_policy: lane_flags.DepthPolicy = None,

@@ -115,7 +115,13 @@ SessionDir = Annotated[
     ),
 ]
 SessionDiskMib = Annotated[
-    int, typer.Option(min=1, help="MiB that all files in --session-dir may take.", rich_help_panel=_ENGINE)
+    int | None,
+    typer.Option(
+        min=1,
+        help="MiB that all files in --session-dir may take (default: 4096).",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
 ]
 MaxQueueSize = Annotated[int, typer.Option(min=1, help="Requests that may wait.", rich_help_panel=_ENGINE)]
 
