@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from polytoken.cli.oracle_compare import compare, schema
+from polytoken.cli.oracle_reference import reference
 from polytoken.cli.oracle_run import run
 
 oracle = typer.Typer(
@@ -11,4 +13,5 @@ oracle = typer.Typer(
     help="Prove an engine right: receipts of real runs, comparison of two receipts, a gate for a checkpoint.",
     no_args_is_help=True,
 )
-oracle.command("run")(run)
+for command in (run, compare, reference, schema):
+    oracle.command()(command)

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from polytoken.cli import main
 from polytoken.errors import NonFiniteError, UsageError
-from polytoken.oracle.fingerprint import describe_rows, fetch, fingerprints
+from polytoken.oracle.digests import describe_rows
+from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.plan import Plan, choose_mode
 from polytoken.oracle.schema import violations
 from polytoken.testkit.tiny import write_checkpoint

@@ -13,7 +13,8 @@ import numpy as np
 from polytoken.errors import UsageError
 from polytoken.lanes.canvas.lane import CanvasLane
 from polytoken.lanes.canvas.watch import CanvasFrame
-from polytoken.oracle.fingerprint import digest, fetch
+from polytoken.oracle.digests import digest
+from polytoken.oracle.fingerprint import fetch
 from polytoken.oracle.modes.serving import finish_reason, make_oracle_request
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.subject import Ids, Subject

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from polytoken.cache.state import DecodingState
 from polytoken.models.base import CausalModel, Hidden
-from polytoken.oracle.fingerprint import Values, describe_rows, digest, fetch, row_digests
+from polytoken.oracle.digests import Values, describe_rows, digest, row_digests
+from polytoken.oracle.fingerprint import fetch
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.subject import Ids, Subject
 

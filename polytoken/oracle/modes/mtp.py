@@ -12,7 +12,8 @@ from polytoken.lanes.mtp.head import HeadDrafter
 from polytoken.lanes.mtp.lane import MtpLane
 from polytoken.lanes.mtp.row import Cycle, MtpRow
 from polytoken.lanes.mtp.settings import MtpSettings
-from polytoken.oracle.fingerprint import describe_rows, fetch, fingerprint, fingerprints
+from polytoken.oracle.digests import describe_rows, fingerprint
+from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.modes.ar import sampling_fields
 from polytoken.oracle.modes.serving import Served, make_oracle_request, serve
 from polytoken.oracle.plan import PREFILL_WINDOWS

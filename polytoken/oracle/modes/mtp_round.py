@@ -15,8 +15,9 @@ from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, UsageError
 from polytoken.models.base import CausalModel
 from polytoken.models.draft import DraftHead
+from polytoken.oracle.digests import Values, describe_rows, fingerprint
 from polytoken.oracle.failures import MismatchError
-from polytoken.oracle.fingerprint import Values, describe_rows, fetch, fingerprint
+from polytoken.oracle.fingerprint import fetch
 from polytoken.oracle.modes.forward import argmax_of, forward_reference
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.subject import Ids, Subject

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from polytoken.cache.state import Snapshot
 from polytoken.lanes.mtp.lane import MtpLane
+from polytoken.oracle.digests import fingerprint
 from polytoken.oracle.failures import MismatchError
-from polytoken.oracle.fingerprint import fetch, fingerprint
+from polytoken.oracle.fingerprint import fetch
 from polytoken.oracle.live import LiveState
 from polytoken.oracle.modes.mtp import head_drafter, last_row
 from polytoken.oracle.modes.serving import Served

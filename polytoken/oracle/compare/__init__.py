@@ -1,0 +1,1 @@
+"""Comparing two receipts, whoever wrote them: the first difference, near ties, a verdict, a report."""

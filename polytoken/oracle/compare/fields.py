@@ -1,0 +1,136 @@
+"""What of a record says something about the engine's numbers, and in which way it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polytoken.oracle.receipt import Record
+
+# About the run, not about its outcome.
+_CIRCUMSTANCES: Final = frozenset(
+    {"environment", "settings", "engine", "model", "decode_tps", "raw_cycles", "phase_seconds", "failure", "records"}
+    | {"prefill_scope", "power_percent", "name"}
+)
+_LOADED: Final = frozenset({"event", "checkpoint_sha256", "tokenizer"})
+HEADER: Final = frozenset(
+    {"receipt_start", "reference_loaded", "reference_environment", "reference_request_policy", "receipt_end"}
+)
+# Hashes of numbers: equal bits or not, and nothing between.
+_DIGESTS: Final = frozenset({"row_sha256", "cache", "state", "trunk", "mtp", "trunk_after", "mtp_after", "sha256"})
+# Rows of logits, which rounding moves: compared within a tolerance, by `compare.rows`.
+ROWS: Final = frozenset({"argmax", "top", "logsumexp"})
+# Where a sequence of ids stands that was chosen one after the other, and the rows beside it.
+CHOSEN: Final = {"tokens": "top", "token_ids": None}
+GENERATED_ENDS: Final = frozenset(
+    {"decode_reference_end", "ar_reference_end", "mtp_generation_end", "chat_turn", "chat_warmup"}
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two receipts part.
+
+    Attributes:
+        record: index among the records that are compared, from 0; of the left receipt.
+        event: of that record, with `op` or `step` where it has one.
+        field: path of the field, or `event` when the records are of different kinds.
+        left, right: the values.
+    """
+
+    record: int
+    event: str
+    field: str
+    left: Any
+    right: Any
+
+    def __str__(self) -> str:
+        return (
+            f"record {self.record} ({self.event}), field {self.field}: {_shown(self.left)} against {_shown(self.right)}"
+        )
+
+
+def name_record(record: Record) -> str:
+    """The event, with what tells it from others of its kind."""
+    marks = [f"{key} {record[key]}" for key in ("op", "step", "depth", "window") if record.get(key) is not None]
+    return " ".join([record["event"], *marks])
+
+
+def meaningful(record: Record) -> Record:
+    """The fields that are compared at all."""
+    if record["event"] == "reference_loaded":
+        return {name: value for name, value in record.items() if name in _LOADED}
+    if record["event"] == "receipt_end":
+        return {"event": "receipt_end", "exit_status": record.get("exit_status")}
+    if record["event"] == "receipt_start":
+        return {name: record.get(name) for name in ("event", "schema", "mode")}
+    return {name: value for name, value in record.items() if not _circumstance(name)}
+
+
+def first_difference(index: int, left: Record, right: Record) -> Difference | None:
+    """The first field in which two records differ by a bit; a field that one side lacks is a difference."""
+    found = _differ("", meaningful(left), meaningful(right))
+    return None if found is None else Difference(index, name_record(left), *found)
+
+
+def first_semantic_difference(
+    index: int, left: Record, right: Record, *, skipped: frozenset[str] = frozenset()
+) -> Difference | None:
+    """The first field that means something else on the other side.
+
+    Digests say nothing here, rows of logits are compared elsewhere, and what one side does not state (a field that is
+    missing or null) is not held against it.
+    """
+    found = _differ("", _semantic(meaningful(left), skipped), _semantic(meaningful(right), skipped), lenient=True)
+    return None if found is None else Difference(index, name_record(left), *found)
+
+
+def _semantic(record: Record, skipped: frozenset[str]) -> Record:
+    kept = {name: value for name, value in record.items() if name not in ROWS and name not in skipped}
+    return {name: _without_digests(name, value) for name, value in kept.items()}
+
+
+def _without_digests(name: str, value: Any) -> Any:
+    if name in _DIGESTS:
+        return None
+    if isinstance(value, Mapping):
+        if set(value) == {"shape", "sha256"}:
+            return [size for size in value["shape"] if size != 1]
+        return {key: _without_digests(key, item) for key, item in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [_without_digests("", item) for item in value]
+    if name == "shape":
+        return [size for size in value if size != 1]
+    return value
+
+
+def _differ(path: str, left: Any, right: Any, *, lenient: bool = False) -> tuple[str, Any, Any] | None:
+    """Path and values of the first difference, depth first in the left side's order."""
+    if lenient and (left is None or right is None):
+        return None
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        names = [*left, *(name for name in right if name not in left)]
+        for name in names:
+            if _circumstance(name):
+                continue
+            found = _differ(f"{path}.{name}" if path else name, left.get(name), right.get(name), lenient=lenient)
+            if found is not None:
+                return found
+        return None
+    if isinstance(left, list) and isinstance(right, list):
+        for i, (a, b) in enumerate(zip(left, right, strict=False)):
+            found = _differ(f"{path}[{i}]", a, b, lenient=lenient)
+            if found is not None:
+                return found
+        return None if len(left) == len(right) else (f"{path}.length", len(left), len(right))
+    return None if left == right else (path, left, right)
+
+
+def _circumstance(name: str) -> bool:
+    return name in _CIRCUMSTANCES or name.endswith("seconds")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
