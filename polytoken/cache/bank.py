@@ -21,10 +21,10 @@ from polytoken.cache.blocks import LayerBlock, LayerSnapshot, join_blocks, stitc
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.live import LiveState, LiveStates
 from polytoken.cache.marks import Mark
-from polytoken.cache.sessions import Session, SessionBook
+from polytoken.cache.sessions import Committed, Session, SessionBook
 from polytoken.cache.state import DecodingState, Snapshot
 from polytoken.cache.tail import Tail
-from polytoken.cache.tier import SecondTier, StoredRun
+from polytoken.cache.tier import SecondTier, SessionRecord, StoredRun
 from polytoken.cache.tree import ID_BYTES, WHOLE, Node, PrefixTree, encode_ids, name_run
 from polytoken.errors import CacheError
 
@@ -88,6 +88,8 @@ class StateBank:
         self._counts: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._partial: Counter[str] = Counter()
+        for record in () if tier is None else tier.sessions():
+            self.sessions.use(record.name).committed = Committed(record.identity, record.ids)
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -181,6 +183,21 @@ class StateBank:
                 self._stand_on(session, Spot(stored, len(ids)))
             self._thin(stored, newest=len(ids))
         return outcome
+
+    def commit(self, session: str, ids: Sequence[int]) -> None:
+        """A turn of the session has ended, and its prompt and answer are these; states may be stored for them or not.
+
+        Followed by `save` when they are.
+        """
+        self.sessions.commit(session, Committed(self.identity, tuple(ids)))
+
+    def save(self, session: str) -> None:
+        """Let the store below know what the session has committed."""
+        known = self.sessions.get(session)
+        if self.tier is not None and known is not None and known.committed is not None:
+            self.tier.remember_session(
+                SessionRecord(name=session, identity=known.committed.identity, ids=known.committed.ids)
+            )
 
     def keep_live(self, session: str, ids: Sequence[int], state: DecodingState, *, owner: Any = None) -> bool:
         """Keep a session's own state ready for its next turn, if it fits; the caller lets go of it.
@@ -635,7 +652,7 @@ class StateBank:
     def _run(self, node: Node) -> StoredRun:
         assert node.parent is not None
         return StoredRun(
-            identity=self._identity_below(node),
+            identity=self._tree.identity_of(node),
             parent=node.parent.digest,
             digest=node.digest,
             start=node.start,
@@ -645,9 +662,6 @@ class StateBank:
             blocks=node.blocks,
             marks=tuple(node.marks.values()),
         )
-
-    def _identity_below(self, node: Node) -> StateIdentity:
-        return self._tree.identity_of(node)
 
     def _tell_below(self, node: Node) -> None:
         if self.tier is not None:

@@ -47,6 +47,7 @@ def fork_session(bank: StateBank, source: str, name: str) -> int:
     if bank.sessions.committed(name) is not None:
         raise UsageError(f"session {name!r} exists; clear it first, or restore it", code="session_exists", field="name")
     _stand(bank, bank.sessions.use(name), committed)
+    bank.save(name)
     return len(committed.ids)
 
 
@@ -61,6 +62,7 @@ def restore_session(bank: StateBank, snapshot: str, session: str) -> int:
         raise UsageError(f"there is no snapshot {snapshot!r}", code="unknown_snapshot", field="snapshot")
     bank.clear(session)
     _stand(bank, bank.sessions.use(session), source.committed)
+    bank.save(session)
     return len(source.committed.ids)
 
 

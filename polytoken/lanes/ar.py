@@ -16,12 +16,11 @@ import mlx.core as mx
 import numpy as np
 
 from polytoken.cache.bank import StateBank
-from polytoken.cache.sessions import Committed
 from polytoken.cache.state import DecodingState
 from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.base import Commit, Lane
-from polytoken.lanes.ends import END_COUNTS, bank_end, go_back
+from polytoken.lanes.ends import END_COUNTS, bank_end, committing, go_back
 from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.prefill import COUNTS, Prefill
 from polytoken.models.base import CausalModel
@@ -164,11 +163,15 @@ class ArLane(Lane[ArRow]):
         row.prefill.release()
 
     def remember(self, row: ArRow, ids: Sequence[int]) -> None:
-        session, state = row.request.session, row.cache
+        session = row.request.session
         assert session is not None
         text = (*row.prefill.ids, *ids)
-        self.bank.sessions.commit(session, Committed(self.bank.identity, text))
-        if not go_back(state, len(text)) or not self.bank.identity.free:
+        with committing(self.bank, session, text):
+            self._bank_end(row, session, text)
+
+    def _bank_end(self, row: ArRow, session: str, text: tuple[int, ...]) -> None:
+        state = row.cache
+        if not (self.bank.identity.free and go_back(state, len(text))):
             self.counts["ends_not_banked"] += 1
             return
         if state.offset < len(text):  # the last token was chosen and not forwarded

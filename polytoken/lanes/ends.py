@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from polytoken.cache.answers import PutOutcome
@@ -12,6 +13,16 @@ from polytoken.cache.state import DecodingState
 
 END_COUNTS: Final = ("ends_banked", "ends_kept_live", "ends_not_banked")
 """Turns of sessions that ended: with their state banked, kept ready, or neither."""
+
+
+@contextmanager
+def committing(bank: StateBank, session: str, ids: Sequence[int]) -> Iterator[None]:
+    """The session's stream is `ids` from now on, whatever becomes of its state; within it, the state is banked."""
+    bank.commit(session, ids)
+    try:
+        yield
+    finally:
+        bank.save(session)
 
 
 def go_back(state: DecodingState, length: int) -> bool:

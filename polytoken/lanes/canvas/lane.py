@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from polytoken.cache.bank import StateBank
-from polytoken.cache.sessions import Committed
 from polytoken.errors import UsageError
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.canvas.method import CanvasMethod, Verdict, run_layers
 from polytoken.lanes.canvas.prefill import CanvasPrefill
 from polytoken.lanes.canvas.rows import CanvasRow, check_prompt, check_sampling
 from polytoken.lanes.canvas.watch import CanvasFrame, Observer
+from polytoken.lanes.ends import committing
 from polytoken.lanes.limits import fit_length
 from polytoken.models.canvas import CanvasModel, CanvasPass
 from polytoken.request import Request, SamplingParams
@@ -127,8 +127,8 @@ class CanvasLane(Lane[CanvasRow]):
     def remember(self, row: CanvasRow, ids: Sequence[int]) -> None:
         # Only the stream: what was generated is encoded anew with the next prompt, on the grid.
         assert row.request.session is not None
-        text = (*row.prefill.ids, *ids)
-        self.bank.sessions.commit(row.request.session, Committed(self.bank.identity, text))
+        with committing(self.bank, row.request.session, (*row.prefill.ids, *ids)):
+            pass
 
     def close(self, row: CanvasRow, *, keep: bool) -> None:
         row.release()

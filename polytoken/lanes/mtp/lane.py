@@ -17,11 +17,10 @@ import numpy as np
 
 from polytoken.cache.bank import StateBank
 from polytoken.cache.identity import StateIdentity
-from polytoken.cache.sessions import Committed
 from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, NonFiniteError, UsageError
 from polytoken.lanes.base import Commit, Lane
-from polytoken.lanes.ends import END_COUNTS, bank_end
+from polytoken.lanes.ends import END_COUNTS, bank_end, committing
 from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
 from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
@@ -165,11 +164,15 @@ class MtpLane(Lane[MtpRow]):
         session = row.request.session
         assert session is not None
         text = (*row.prefill.ids, *ids)
-        self.bank.sessions.commit(session, Committed(self.bank.identity, text))
-        if len(ids) < len(row.tokens):  # a stop string cut them
-            row.pending = None if len(ids) == row.forwarded else row.pending
-        if not (row.prefill.bank_whole and self.bank.identity.free and len(ids) == row.forwarded + row.owing):
-            self.counts["ends_not_banked"] += 1
+        with committing(self.bank, session, text):
+            self._bank_end(row, session, text)
+
+    def _bank_end(self, row: MtpRow, session: str, text: tuple[int, ...]) -> None:
+        kept = len(text) - row.prompt_tokens
+        if kept == row.forwarded:
+            row.pending = None  # a stop string ended before it
+        if not (self.bank.identity.free and row.prefill.bank_whole and kept == row.forwarded + row.owing):
+            self.counts["ends_not_banked"] += 1  # also where a stop string ended among accepted drafts
             return
         self.finish(row)
         row.drafter.level(len(text))
