@@ -2,11 +2,13 @@
 
     python benchmarks/canvas_against_mlx_vlm.py --peer-python PEER/bin/python --json FILE --markdown FILE
 
-PEER holds `mlx-vlm==0.7.10` and `mlx[cpu]`. Every variant is a process of its own, kept warm; rounds alternate between
-them in both orders. All denoise the same checkpoint the same number of times: prompt, canvas and steps are equal, no
-canvas ends early, and the entropy-bound sampler draws (mlx-vlm at temperature 1, which is what the model's own sampler
-does; its default of 0 takes the argmax and so draws no noise, and is measured too). mlx-vlm leaves the last denoise of
-every canvas without statistics: with few denoises a canvas that share is in its favour.
+PEER holds `mlx-vlm==0.7.10` and `mlx[cpu]`. By default a tiny and a mid-size checkpoint, in less than six minutes;
+`--full` adds a vocabulary of the real size and more rounds. Peak RSS is of the whole process, from its start. Every
+variant is a process of its own, kept warm; rounds alternate between them in both orders. All denoise the same
+checkpoint the same number of times: prompt, canvas and steps are equal, no canvas ends early, and the entropy-bound
+sampler draws (mlx-vlm at temperature 1, which is what the model's own sampler does; its default of 0 takes the argmax
+and so draws no noise, and is measured too). mlx-vlm leaves the last denoise of every canvas without statistics: with
+few denoises a canvas that share is in its favour.
 """
 
 from __future__ import annotations
@@ -204,16 +206,18 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", type=Path, required=True, help="interpreter that has mlx-vlm")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--case", action="append", choices=CASES, help="default: tiny and mid")
+    parser.add_argument("--full", action="store_true", help="all checkpoints, 7 rounds")
     parser.add_argument("--only", action="append", help="a variant's name; default: all")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, help="rounds after the one that warms up; default 4")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "canvas_against_mlx_vlm.log")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path, help="written with the tables only")
     options = parser.parse_args()
+    options.rounds = options.rounds or (7 if options.full else 4)
     machine = asdict(describe_machine())
     cases = []
-    for name in options.case or CASES:
+    for name in options.case or (CASES if options.full else ("tiny", "mid")):
         with tempfile.TemporaryDirectory() as folder:
             cases.append(measure(name, CASES[name], options, Path(folder)))
     text = table(cases)

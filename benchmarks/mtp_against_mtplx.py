@@ -2,8 +2,9 @@
 
     python benchmarks/mtp_against_mtplx.py --peer-python PEER/bin/python --json FILE --markdown FILE
 
-PEER holds `mtplx==2.12.2` with `mlx[cpu]==0.32.2`. Greedy, one row, one thread, float32. Every variant is a process of
-its own, kept warm; rounds alternate between them in both orders.
+PEER holds `mtplx==2.12.2` with `mlx[cpu]==0.32.2`. By default a tiny and a mid-size checkpoint, both engines with equal
+products, in less than six minutes; `--full` adds the other checkpoint, variants and laps. Greedy, one row, one thread,
+float32. Every variant is a process of its own, kept warm; rounds alternate between them in both orders.
 
 A cycle is everything from one verify forward to the next. `bare` is the network's part alone: as many head and trunk
 forwards through the same engine's network, evaluated once per cycle and with nothing else. A cycle less its bare part
@@ -50,17 +51,21 @@ MID = {
 
 @dataclass(frozen=True)
 class Case:
-    """One checkpoint: how right its head is, changes to the tiny shape "a", tokens of a run, and prompts."""
+    """One checkpoint: how right its head is, changes to the tiny shape "a", tokens of a run, and prompts.
+
+    `usual` cases are measured by default.
+    """
 
     acceptance: Acceptance
     config: Mapping[str, Any]
     count: int
     prompts: int
+    usual: bool = True
 
 
 CASES = {
     "A, head nearly independent of its history": Case(NEARLY_FREE, {}, 80, 5),
-    "B, history matters": Case(HISTORY_MATTERS, {}, 80, 5),
+    "B, history matters": Case(HISTORY_MATTERS, {}, 80, 5, usual=False),
     "mid": Case(NEARLY_FREE, MID, 40, 2),
 }
 
@@ -73,14 +78,15 @@ class Variant:
     ours: bool
     arguments: tuple[str, ...]
     scheduled: bool = False
+    usual: bool = True
 
 
 VARIANTS = (
     Variant("polytoken, exact", True, ("--products", "exact")),
-    Variant("polytoken, exact, with the scheduler", True, ("--products", "exact"), scheduled=True),
+    Variant("polytoken, exact, with the scheduler", True, ("--products", "exact"), scheduled=True, usual=False),
     Variant("polytoken, stock", True, ("--products", "stock")),
     Variant("mtplx, capture_commit, stock", False, ("--products", "stock")),
-    Variant("mtplx, batched, stock", False, ("--products", "stock", "--strategy", "batched")),
+    Variant("mtplx, batched, stock", False, ("--products", "stock", "--strategy", "batched"), usual=False),
     Variant("mtplx, capture_commit, exact", False, ("--products", "exact")),
 )
 
@@ -96,7 +102,8 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
         folder, "qwen3_5", seed=0, acceptance=case.acceptance, config=case.config, tokenizer=False
     )
     vocab = written.text_config["vocab_size"]
-    variants = [variant for variant in VARIANTS if not options.only or variant.name in options.only]
+    usual = [variant.name for variant in VARIANTS if variant.usual or options.full]
+    variants = [variant for variant in VARIANTS if variant.name in (options.only or usual)]
     workers = [
         Worker(
             variant.name,
@@ -209,16 +216,18 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", type=Path, required=True, help="interpreter that has mtplx")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
-    parser.add_argument("--only", action="append", help="a variant's name; default: all")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--case", action="append", choices=CASES, help="default: A and mid")
+    parser.add_argument("--only", action="append", help="a variant's name; default: equal products of both engines")
+    parser.add_argument("--full", action="store_true", help="all checkpoints and variants, 8 rounds")
+    parser.add_argument("--rounds", type=int, help="laps after the one that warms up; default 3")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "mtp_against_mtplx.log")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path, help="written with the tables only")
     options = parser.parse_args()
+    options.rounds = options.rounds or (8 if options.full else 3)
     machine = asdict(describe_machine())
     cases = []
-    for name in options.case or CASES:
+    for name in options.case or [name for name, case in CASES.items() if case.usual or options.full]:
         with tempfile.TemporaryDirectory() as folder:
             cases.append(measure(name, CASES[name], options, Path(folder)))
     text = table(cases)

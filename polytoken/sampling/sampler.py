@@ -105,8 +105,5 @@ def device_greedy(logits: mx.array) -> tuple[mx.array, mx.array]:
         ids int32 [R], the lowest id on ties; ok bool [R], False where the row holds NaN or +inf, or nothing above -inf.
         Both are lazy. For a row that is not ok, `law.finite_peak` on the host row raises the error with its census.
     """
-    ids = mx.argmax(logits, axis=-1)
-    peaks = mx.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-    # NaN is below nothing, so this says "no NaN and no +inf" whatever argmax makes of them.
-    ok = mx.all(logits < mx.inf, axis=-1) & (peaks > -mx.inf)
-    return ids.astype(mx.int32), ok
+    peaks = mx.max(logits, axis=-1)  # NaN if the row holds one; +inf and -inf surface here too
+    return mx.argmax(logits, axis=-1).astype(mx.int32), mx.abs(peaks) < mx.inf

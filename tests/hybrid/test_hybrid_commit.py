@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polytoken.cache.recurrent import RecurrentLayer
 from polytoken.errors import CacheError
+from polytoken.models.hybrid.delta import _MOST_KEPT
 
 NUMERICS = {"fp32": ("float32", None), "bf16": ("bfloat16", None), "packed": ("float32", 4)}
 CASES = [(family, numerics) for family in FAMILIES for numerics in NUMERICS]
@@ -63,6 +64,21 @@ def test_other_head_sizes_do_too(family) -> None:
     state.commit(3, 6)
     run_in(model, single, ids[:9], [1])
     assert state_bits(state) == state_bits(single)
+
+
+@pytest.mark.parametrize("rows", [_MOST_KEPT, _MOST_KEPT + 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matrices_that_were_kept_and_rows_run_again_give_the_same(family, rows: int) -> None:
+    """A window's matrices are all kept up to some width; behind that the accepted rows go through the net again."""
+    model, ids = tiny(family), some_ids(3 + rows, seed=2)
+    for keep in (1, 7, rows - 1):
+        state, single = model.make_cache(), model.make_cache()
+        run(model, state, ids[:3])
+        with state.capturing():
+            run(model, state, ids[3:])
+        state.commit(keep, rows)
+        run_in(model, single, ids[: 3 + keep], [1])
+        assert state_bits(state) == state_bits(single)
 
 
 @pytest.mark.parametrize("family, numerics", CASES)

@@ -45,6 +45,15 @@ def test_d04_ids_equal_plain_decoding_at_every_depth(family, depth: int, drafter
     assert 0 < tally.copied_tokens < tally.drafted_tokens if lane.settings.copies else tally.copied_tokens == 0
 
 
+def test_d04_a_longer_text_does_not_drift_apart() -> None:
+    """What a wrong state does shows late. `benchmarks/mtp_identity.py` runs 50 prompts of 256 tokens at every depth."""
+    model = tuned("qwen3_5", "a", "history")
+    some = [ask(str(index), prompt, count=128) for index, prompt in enumerate(prompts(2, seed=5))]
+    lane = mtp_lane(model, depth=4)
+    assert tokens_of(lane, some) == tokens_of(ar_lane(model), some)
+    assert 0 < lane.tally.accepted_drafts < lane.tally.drafted_tokens
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_d05_a_hostile_head_changes_speed_only(family) -> None:
     """It proposes what it thinks least likely: nothing is accepted, at depth one as well."""
