@@ -1,0 +1,71 @@
+"""The ASGI application: which path is answered by what."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from polytoken.server import info
+from polytoken.server.chat import chat_completions
+from polytoken.server.completions import completions
+from polytoken.server.errors import ApiError
+from polytoken.server.guard import Guard, error_response
+from polytoken.server.pool import ModelPool
+from polytoken.server.settings import ServerSettings
+from polytoken.server.state import ServerState
+
+ROUTES = (
+    Route("/health", info.health, methods=["GET"]),
+    Route("/metrics", info.metrics, methods=["GET"]),
+    Route("/v1/models", info.models, methods=["GET"]),
+    Route("/v1/models/{name:path}", info.model, methods=["GET"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/embeddings", info.embeddings, methods=["POST"]),
+)
+
+
+def make_app(pool: ModelPool, settings: ServerSettings) -> Starlette:
+    """The application over these models. Must be made where its event loop will run."""
+    state = ServerState(pool, settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await pool.close()
+
+    app = Starlette(
+        routes=list(ROUTES),
+        middleware=[Middleware(Guard, state=state)],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+        lifespan=lifespan,
+    )
+    app.state.server = state
+    return app
+
+
+async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error, request.url.path)
+
+
+async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        fault = ApiError(404, f"there is nothing at {path}", code="not_found")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        text = f"{path} does not answer {request.method}; allowed: {allowed}"
+        fault = ApiError(405, text, code="method_not_allowed", headers={"Allow": allowed})
+    else:
+        fault = ApiError(error.status_code, str(error.detail), code="http_error")
+    return error_response(fault, path)

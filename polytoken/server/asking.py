@@ -1,0 +1,119 @@
+"""From a client's sampling fields to the engine's requests."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from polytoken.errors import PolytokenError
+from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed, parse_sampling, parse_stop
+from polytoken.server.errors import bad_request, from_engine, unsupported
+from polytoken.server.pool import Model
+from polytoken.server.prompt import Prompt
+from polytoken.server.records import ResponseFormat, Sampled
+
+_SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+_SEED_BITS: Final = 63
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as chatcmpl-..."""
+    return prefix + secrets.token_hex(12)
+
+
+def answer_headers(answer_id: str, body: Sampled) -> dict[str, str]:
+    """Headers of a good answer: its id, and which members of the body had no effect."""
+    ignored = ",".join(quote(name, safe="") for name in body.ignored()[:20])
+    return {"x-request-id": answer_id, **({"x-polytoken-ignored": ignored} if ignored else {})}
+
+
+def sampling_of(model: Model, body: Sampled, *, logprobs: int | None) -> SamplingParams:
+    """What the client asks for, over what the checkpoint recommends.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    given = {name: getattr(body, name) for name in _SAMPLING}
+    if given["temperature"] is not None:
+        given["temperature"] = float(given["temperature"])
+    try:
+        return parse_sampling({**given, "logprobs": logprobs}, model.engine.sampling)
+    except PolytokenError as error:
+        raise from_engine(error) from None
+
+
+def requests_of(
+    model: Model,
+    body: Sampled,
+    prompts: Sequence[Prompt],
+    *,
+    answer_id: str,
+    limit: int | None,
+    cap: int | None,
+    logprobs: int | None,
+    extra: Mapping[str, Any] | None = None,
+) -> list[Request]:
+    """One request for every choice of every prompt. Choice 0 has the client's seed, so `n` does not change it.
+
+    Args:
+        answer_id: the engine's ids of the requests begin with it.
+        limit: most new tokens that the client wants.
+        cap: most that the server gives.
+        extra: further fields of `Request`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    sampling = sampling_of(model, body, logprobs=logprobs)
+    seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
+    wanted = RequestDefaults.max_new_tokens if limit is None else limit
+    try:
+        stop = parse_stop(body.stop, ())
+        return [
+            Request(
+                request_id=f"{answer_id}-{place * (body.n or 1) + choice}",
+                token_ids=prompt.ids,
+                max_new_tokens=wanted if cap is None else min(wanted, cap),
+                limit_is_default=True,  # a limit beyond the context means: as far as it goes
+                max_denoising_steps=body.max_denoising_steps,
+                seed=seed if choice == 0 else derive_seed(seed, f"choice {choice}"),
+                sampling=sampling,
+                stop=stop,
+                **(extra or {}),
+            )
+            for place, prompt in enumerate(prompts)
+            for choice in range(body.n or 1)
+        ]
+    except PolytokenError as error:
+        raise from_engine(error) from None
+
+
+def check_choices(body: Sampled, most: int) -> None:
+    """Refuse more choices than the server gives.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.n is not None and body.n > most:
+        raise bad_request(f"n must be at most {most}, not {body.n}", param="n")
+
+
+def check_format(model: Model, form: ResponseFormat | None) -> None:
+    """Refuse structured output where it cannot be promised.
+
+    Raises:
+        ApiError: 400.
+    """
+    if form is not None and form.type != "text":
+        raise unsupported(f"response_format {form.type} is not supported by {model.name}", param="response_format")

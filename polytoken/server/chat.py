@@ -1,0 +1,251 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from polytoken.events import Event, GenerationResult, Token, ToolCall
+from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of, usage_of
+from polytoken.server.asking import answer_headers, check_choices, check_format, new_id, requests_of
+from polytoken.server.body import read_record
+from polytoken.server.errors import ApiError, unsupported
+from polytoken.server.logprobs import chat_logprobs
+from polytoken.server.pool import Model
+from polytoken.server.prompt import chat_prompt, check_room
+from polytoken.server.records import ChatRequest
+from polytoken.server.state import ServerState, state_of
+from polytoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.turn import Member, Turn
+from polytoken.text.toolcalls import TAGGED, ToolCallParser, tool_markup
+
+
+@dataclass(eq=False)
+class Chat:
+    """One call on its way: what was asked, and the answers so far."""
+
+    state: ServerState
+    model: Model
+    body: ChatRequest
+    turn: Turn
+    answers: list[Answer]
+    answer_id: str
+    created: int
+
+    def base(self, kind: str) -> dict[str, Any]:
+        """What every answer and chunk begins with."""
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": fingerprint(self.model),
+        }
+
+
+def fingerprint(model: Model) -> str:
+    """What a repeated answer depends on beside the request."""
+    identity = str(model.engine.loaded.extra.get("identity", ""))
+    return f"fp_{identity[:12]}" if identity else "fp_unknown"
+
+
+async def chat_completions(request: HttpRequest) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    body = await read_record(request, ChatRequest, limit=state.settings.max_body_bytes)
+    check_choices(body, state.settings.max_choices)
+    async with state.pool.use(body.model) as model:
+        chat = await open_chat(state, model, body)
+    return await answer(request, chat)
+
+
+async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat:
+    """Check the call against the model, and queue its requests."""
+    check_format(model, body.response_format)
+    tools = tools_of(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
+    think = thinks(body)
+    messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
+    prompt = await chat_prompt(model, messages, think=think, tools=tools, extra=body.chat_template_kwargs)
+    check_room(model, prompt, state.settings.max_context)
+    answer_id = new_id("chatcmpl-")
+    requests = requests_of(
+        model,
+        body,
+        [prompt],
+        answer_id=answer_id,
+        limit=body.max_completion_tokens or body.max_tokens,
+        cap=state.settings.max_new_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        extra={"tools": tuple(tools), "think": think},
+    )
+    turn = state.open_turn(model, requests)
+    spelled = tools and tool_markup(model.tokenizer.chat_template) is None
+    answers = [
+        Answer(ToolCallParser(TAGGED, tools=tools, call_id=f"call_{request.request_id[-8:]}_") if spelled else None)
+        for request in requests
+    ]
+    return Chat(state, model, body, turn, answers, answer_id, int(time.time()))
+
+
+def thinks(body: ChatRequest) -> bool:
+    """Whether the template is asked for reasoning; the plainest word counts."""
+    if body.enable_thinking is not None:
+        return body.enable_thinking
+    words = body.chat_template_kwargs or {}
+    if isinstance(words.get("enable_thinking"), bool):
+        return bool(words["enable_thinking"])
+    return body.reasoning_effort not in ("none", "minimal")
+
+
+def tools_of(body: ChatRequest) -> list[dict[str, Any]]:
+    """What the model may call in this turn.
+
+    Raises:
+        ApiError: 400 for a choice that names no tool.
+    """
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    choice = body.tool_choice
+    if choice == "none":
+        return []
+    if choice in (None, "auto"):
+        return tools
+    raise unsupported("only the tool_choice none and auto are supported by this model", param="tool_choice")
+
+
+async def answer(request: HttpRequest, chat: Chat) -> Response:
+    """The whole answer, or the stream of it."""
+    headers = answer_headers(chat.answer_id, chat.body)
+    try:
+        if not chat.body.stream:
+            record = await unless_gone(request, _whole(chat), chat.turn.close)
+            return JsonResponse(record, headers=headers)
+        first = await unless_gone(request, chat.turn.next(), chat.turn.close)  # a refusal still has its status
+    except BaseException:
+        chat.turn.close()
+        raise
+    return EventStream(_frames(chat, first), chat.turn.close, headers)
+
+
+async def _whole(chat: Chat) -> dict[str, Any]:
+    async for item in chat.turn.events():
+        if item is not None:
+            _take(chat, *item)
+    choices = [_choice(chat, index, answer) for index, answer in enumerate(chat.answers)]
+    first = chat.answers[0].result
+    assert first is not None
+    return {
+        **chat.base("chat.completion"),
+        "choices": choices,
+        "usage": usage_of(chat.answers, per_prompt=len(chat.answers)).openai(),
+        "timings": stats_of(first),
+    }
+
+
+def _choice(chat: Chat, index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.content), "refusal": None}
+    if answer.calls.calls:
+        message["tool_calls"] = [call_record(call) for call in answer.calls.calls]
+        message["content"] = message["content"] or None
+    if answer.reasoning:
+        message["reasoning_content"] = "".join(answer.reasoning)
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _logprobs(chat, answer.logprobs) if chat.body.logprobs else None,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def call_record(call: ToolCall) -> dict[str, Any]:
+    """A whole call in OpenAI's form."""
+    return {
+        "id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments},
+    }  # fmt: skip
+
+
+def delta_record(delta: Delta) -> dict[str, Any]:
+    """What a chunk says of it; empty for a step that only ends a call."""
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if delta.name is None and not delta.arguments:
+        return {}
+    call: dict[str, Any] = {"index": delta.index, "function": {"arguments": delta.arguments}}
+    if delta.name is not None:
+        call = {"index": delta.index, "id": delta.call_id, "type": "function",
+                "function": {"name": delta.name, "arguments": delta.arguments}}  # fmt: skip
+    return {"tool_calls": [call]}
+
+
+def _take(chat: Chat, member: Member, event: Event) -> Sequence[Delta]:
+    answer = chat.answers[member.index]
+    if isinstance(event, Token):
+        return answer.push(event)
+    if isinstance(event, GenerationResult):
+        return answer.finish(event)
+    return ()
+
+
+async def _frames(chat: Chat, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+    """The stream: the role, what comes, the end of each choice, usage when asked for, and [DONE] in every case."""
+    for answer in range(len(chat.answers)):
+        yield _chunk(chat, answer, {"role": "assistant", "content": ""})
+    try:
+        if first is not None:
+            for part in _parts(chat, *first):
+                yield part
+        async for item in chat.turn.events():
+            if item is None:
+                yield KEEP_ALIVE
+                continue
+            for part in _parts(chat, *item):
+                yield part
+    except ApiError as error:
+        yield frame(error.openai())
+        yield DONE
+        return
+    options = chat.body.stream_options
+    if options is not None and options.include_usage:
+        usage = usage_of(chat.answers, per_prompt=len(chat.answers)).openai()
+        result = chat.answers[0].result
+        assert result is not None
+        yield frame({**chat.base("chat.completion.chunk"), "choices": [], "usage": usage, "timings": stats_of(result)})
+    yield DONE
+
+
+def _parts(chat: Chat, member: Member, event: Event) -> list[bytes]:
+    index = member.index
+    parts = []
+    fresh = [] if not isinstance(event, Token) or event.logprobs is None else list(event.logprobs)
+    for delta in _take(chat, member, event):
+        record = delta_record(delta)
+        if record:
+            parts.append(_chunk(chat, index, record, fresh))
+            fresh = []
+    if fresh:
+        parts.append(_chunk(chat, index, {}, fresh))  # tokens whose text is still held back
+    if isinstance(event, GenerationResult):
+        parts.append(_chunk(chat, index, {}, finish=chat.answers[index].finish_reason))
+    return parts
+
+
+def _chunk(
+    chat: Chat, index: int, delta: dict[str, Any], logprobs: Sequence[Any] = (), finish: str | None = None
+) -> bytes:
+    entries = _logprobs(chat, logprobs) if logprobs else None
+    choice = {"index": index, "delta": delta, "logprobs": entries, "finish_reason": finish}
+    return frame({**chat.base("chat.completion.chunk"), "choices": [choice]})
+
+
+def _logprobs(chat: Chat, entries: Sequence[Any]) -> dict[str, Any] | None:
+    ends = frozenset(chat.model.tokenizer.eos_ids)
+    kept = [entry for entry in entries if entry.token_id not in ends]
+    return {"content": chat_logprobs(chat.model.tokenizer, kept), "refusal": None}

@@ -1,0 +1,176 @@
+"""The models that a server offers: loaded when first asked for, unloaded when another one needs their place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from polytoken.assembly import EngineOptions
+from polytoken.engine import Engine
+from polytoken.errors import PolytokenError
+from polytoken.server.errors import ApiError, from_engine
+
+_LOG = logging.getLogger(__name__)
+SPARE: Final = 1.15  # a model needs its weights and some more: caches, buffers
+
+
+@dataclass(eq=False)
+class Model:
+    """A model in memory.
+
+    Attributes:
+        name: what clients call it.
+        engine: running.
+        users: open turns; a model in use is never unloaded.
+        used: monotonic seconds of the latest use.
+    """
+
+    name: str
+    engine: Engine
+    users: int = 0
+    used: float = field(default_factory=time.monotonic)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.tokenizer
+
+    @property
+    def lane(self) -> str:
+        return self.engine.loaded.lane
+
+    @property
+    def max_positions(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return int(self.engine.loaded.extra.get("max_positions") or (1 << 31))
+
+    def hold(self) -> None:
+        """Keep it in memory until `release`."""
+        self.users += 1
+        self.used = time.monotonic()
+
+    def release(self) -> None:
+        self.users -= 1
+        self.used = time.monotonic()
+
+
+class ModelPool:
+    """Models by name, at most `max_loaded` of them in memory.
+
+    Args:
+        options: what to load under each name; the first one serves requests that name none.
+        open_engine: gives a running engine; called on a thread of its own.
+        max_loaded: models in memory at once.
+        available: bytes of memory that can be had; a model that does not fit beside the others makes them go.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, EngineOptions],
+        open_engine: Callable[[EngineOptions], Engine],
+        *,
+        max_loaded: int = 1,
+        available: Callable[[], int] | None = None,
+    ) -> None:
+        self.options = dict(options)
+        self.max_loaded = max_loaded
+        self.loaded: dict[str, Model] = {}
+        self.loads = self.unloads = 0
+        self._open = open_engine
+        self._available = available
+        self._lock = asyncio.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.options)
+
+    def adopt(self, name: str, engine: Engine) -> Model:
+        """Take over an engine that runs already."""
+        model = self.loaded[name] = Model(name, engine)
+        return model
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[Model]:
+        """The model of this name, which stays in memory for the time of the block. Errors as in `_get`."""
+        model = await self._get(name)
+        try:
+            yield model
+        finally:
+            model.release()
+
+    async def _get(self, name: str | None) -> Model:
+        """The model of this name, held once.
+
+        Raises:
+            ApiError: 404 for an unknown name, 503 when every place is in use, 507 for too little memory, or what is
+                wrong with the checkpoint.
+        """
+        chosen = name or self.names[0]
+        if chosen not in self.options:
+            offered = ", ".join(self.names)
+            raise ApiError(
+                404, f"the model {name!r} does not exist; offered: {offered}", code="model_not_found", param="model"
+            )
+        model = self.loaded.get(chosen)
+        if model is None:
+            async with self._lock:  # one load at a time
+                model = self.loaded.get(chosen) or await self._load(chosen)
+                model.hold()
+                return model
+        model.hold()
+        return model
+
+    async def _load(self, name: str) -> Model:
+        options = self.options[name]
+        while len(self.loaded) >= self.max_loaded:
+            await self._unload_oldest(f"{name!r} needs its place")
+        needed = int(weight_bytes(options.model) * SPARE)
+        while self._available is not None and needed > self._available():
+            if not self.loaded:
+                raise ApiError(
+                    507,
+                    f"the model {name!r} needs about {needed >> 20} MiB, and {self._available() >> 20} MiB are free",
+                    code="insufficient_memory",
+                    param="model",
+                )
+            await self._unload_oldest(f"{name!r} needs its memory")
+        try:
+            engine = await asyncio.to_thread(self._open, options)
+        except PolytokenError as error:
+            raise from_engine(error) from None
+        self.loads += 1
+        return self.adopt(name, engine)
+
+    async def _unload_oldest(self, why: str) -> None:
+        idle = [model for model in self.loaded.values() if model.users == 0]
+        if not idle:
+            raise ApiError(503, f"all models in memory are in use, and {why}", code="models_busy")
+        oldest = min(idle, key=lambda model: model.used)
+        _LOG.info("unloading %s: %s", oldest.name, why)
+        await self.unload(oldest)
+
+    async def unload(self, model: Model) -> None:
+        """Take a model out of memory; its open requests are finished first."""
+        del self.loaded[model.name]
+        self.unloads += 1
+        await asyncio.to_thread(model.engine.close, drain=True)
+
+    async def close(self) -> None:
+        """Take all out of memory; what is still open fails."""
+        for model in list(self.loaded.values()):
+            del self.loaded[model.name]
+            await asyncio.to_thread(model.engine.close)
+
+
+def weight_bytes(model: str) -> int:
+    """Bytes of the weight files of a folder or file; 0 where that is not known before loading."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0

@@ -1,0 +1,161 @@
+"""A conversation or text as prompt ids, made before the request is queued, so that what is wrong is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polytoken.errors import PolytokenError
+from polytoken.request import Request
+from polytoken.server.errors import bad_request, from_engine
+from polytoken.server.pool import Model
+from polytoken.text.prompt import normalise_messages, prompt_ids
+
+INLINE_CHARACTERS: Final = 4_000  # longer prompts are made on a thread, so that the loop goes on meanwhile
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The ids that the model reads; never empty."""
+
+    ids: tuple[int, ...]
+
+
+async def chat_prompt(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    think: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """The rendered conversation with the opening of the assistant's turn.
+
+    Args:
+        messages: in OpenAI's form.
+        think: whether the template is asked for a block of reasoning.
+        tools: in OpenAI's form.
+        extra: further words for the template.
+
+    Raises:
+        ApiError: 400, what is wrong with a message or the template.
+    """
+
+    def make() -> Prompt:
+        turns = [_turn(message) for message in normalise_messages(messages)]
+        listed = [dict(tool) for tool in tools]
+        template = model.tokenizer.chat_template
+        if template is None:
+            raise bad_request("this model has no chat template; use /v1/completions", param="messages")
+        if "tool" not in template:  # a template that knows nothing of tools is told in words
+            turns, listed = _in_words(turns, listed), []
+        words = {"enable_thinking": think, **({"tools": listed} if listed else {}), **(extra or {})}
+        try:
+            text = model.tokenizer.render_chat_template(turns, add_generation_prompt=True, **words)
+        except PolytokenError:
+            raise
+        except Exception as error:
+            line = " ".join(str(error).split())[:300]
+            raise bad_request(f"the chat template failed: {line}", param="messages", code="bad_template") from None
+        return Prompt(tuple(model.tokenizer.encode(text, add_special_tokens=False)))
+
+    return await _made(make, sum(len(str(message.get("content") or "")) for message in messages))
+
+
+async def text_prompt(model: Model, text: str | Sequence[int]) -> Prompt:
+    """A raw prompt: text that is encoded as it stands, or ids.
+
+    Raises:
+        ApiError: 400.
+    """
+
+    def make() -> Prompt:
+        if isinstance(text, str):
+            request = Request(request_id="prompt", raw_prompt=text, max_new_tokens=1)
+        else:
+            request = Request(request_id="prompt", token_ids=tuple(text), max_new_tokens=1)
+        return Prompt(prompt_ids(model.tokenizer, request))
+
+    return await _made(make, len(text))
+
+
+def check_room(model: Model, prompt: Prompt, limit: int | None) -> None:
+    """Refuse a prompt that leaves no room for an answer.
+
+    Raises:
+        ApiError: 400 `context_length_exceeded`, with the limit.
+    """
+    most = model.max_positions - 1 if limit is None else min(limit, model.max_positions - 1)
+    if len(prompt.ids) > most:
+        raise bad_request(
+            f"the prompt has {len(prompt.ids)} tokens, and at most {most} are possible here "
+            f"(the model's context is {model.max_positions} tokens)",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+async def _made(make: Any, size: int) -> Prompt:
+    try:
+        prompt: Prompt = make() if size <= INLINE_CHARACTERS else await asyncio.to_thread(make)
+    except PolytokenError as error:
+        raise from_engine(error) from None
+    if not prompt.ids:
+        raise bad_request("the prompt is empty: it has no tokens", param="messages")
+    return prompt
+
+
+def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: arguments as objects, one name for one role, no null members."""
+    turn = {name: value for name, value in message.items() if value is not None}
+    turn.setdefault("content", "")
+    if turn["role"] == "developer":
+        turn["role"] = "system"
+    if turn.get("tool_calls"):
+        turn["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+    return turn
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            value = arguments  # what the model wrote was no JSON either: the template may quote it
+        function["arguments"] = value
+    elif arguments is None:
+        function["arguments"] = {}
+    return {**call, "type": "function", "function": function}
+
+
+_WORDS: Final = (
+    "You may call functions. Their signatures, one JSON object a line:\n<tools>\n{tools}\n</tools>\n"
+    'To call one, write a JSON object with "name" and "arguments" between tags:\n'
+    '<tool_call>\n{{"name": <name>, "arguments": <object>}}\n</tool_call>'
+)
+
+
+def _in_words(turns: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with tools and calls spelled out, for templates that know only roles and text."""
+    spelled = []
+    for turn in turns:
+        content = turn["content"]
+        for call in turn.get("tool_calls", ()):
+            body = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+            content += f"\n<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
+        if turn["role"] == "tool":
+            spelled.append({"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"})
+        else:
+            spelled.append({"role": turn["role"], "content": content.strip() if turn.get("tool_calls") else content})
+    if tools:
+        words = _WORDS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if spelled and spelled[0]["role"] == "system":
+            spelled[0] = {**spelled[0], "content": f"{spelled[0]['content']}\n\n{words}".strip()}
+        else:
+            spelled.insert(0, {"role": "system", "content": words})
+    return spelled

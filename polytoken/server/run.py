@@ -1,0 +1,99 @@
+"""Running the application: socket, signals, drain, banner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from polytoken.errors import UsageError
+from polytoken.server.app import make_app
+from polytoken.server.pool import ModelPool
+from polytoken.server.settings import ServerSettings
+from polytoken.server.state import ServerState
+
+BACKLOG = 2048
+Announce = Callable[[str], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would close the door before streams have ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def open_socket(settings: ServerSettings) -> socket.socket:
+    """The listening socket.
+
+    Raises:
+        UsageError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind((settings.host, settings.port))
+        door.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        door.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen on {settings.host} port {settings.port}: {reason}; --port 0 takes a free one",
+            code="cannot_listen",
+            field="--port",
+        ) from None
+    return door
+
+
+def base_url(settings: ServerSettings, port: int) -> str:
+    """Where clients find the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+
+
+async def serve(
+    door: socket.socket, settings: ServerSettings, make_pool: Callable[[], ModelPool], announce: Announce
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain: open streams finish within the settings' time, or are failed.
+
+    A second signal ends at once.
+
+    Args:
+        door: listening.
+        make_pool: called on the loop.
+        announce: gets the base URL once requests are answered.
+    """
+    app = make_app(make_pool(), settings)
+    state: ServerState = app.state.server
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="on", server_header=False, timeout_keep_alive=30,
+        timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 * 1024,
+    )  # fmt: skip
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    leaving: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        await state.drain()
+        server.should_exit = True
+
+    def on_signal() -> None:
+        if leaving:
+            server.should_exit = server.force_exit = True
+            return
+        leaving.append(loop.create_task(leave()))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    running = loop.create_task(server.serve(sockets=[door]))
+    while not server.started and not running.done():
+        await asyncio.sleep(0.01)
+    if not running.done():
+        announce(base_url(settings, door.getsockname()[1]))
+    await running

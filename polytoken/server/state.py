@@ -1,0 +1,103 @@
+"""What the endpoints of one server share: models, settings, open turns, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.requests import Request as HttpRequest
+
+from polytoken.errors import PolytokenError
+from polytoken.request import Request
+from polytoken.server.errors import ApiError
+from polytoken.server.metrics import Metrics
+from polytoken.server.pool import Model, ModelPool
+from polytoken.server.settings import ServerSettings
+from polytoken.server.turn import Turn
+
+STATISTICS_SECONDS: Final = 2.0  # how long /health and /metrics wait for a busy engine
+
+
+class ServerState:
+    """One server.
+
+    Attributes:
+        turns: those that are open, with their models.
+        draining: whether it is going down: nothing new is taken.
+    """
+
+    def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
+        self.pool, self.settings = pool, settings
+        self.metrics = Metrics()
+        self.turns: dict[Turn, Model] = {}
+        self.draining = False
+        self.started = time.time()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._statistics: dict[str, Mapping[str, Any]] = {}
+
+    def open_turn(self, model: Model, requests: Sequence[Request]) -> Turn:
+        """Queue the requests, and keep the model in memory until the turn is over.
+
+        Raises:
+            ApiError: 429 or 503.
+        """
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        limits = model.engine.limits
+        waiting = sum(len(turn.members) for turn, other in self.turns.items() if other is model)
+        if waiting + len(requests) > limits.max_rows + limits.max_pending:
+            raise ApiError(429, f"{waiting} requests are in progress or waiting; try again", code="queue_full")
+        turn = Turn(
+            model.engine,
+            requests,
+            timeout=self.settings.request_timeout,
+            patience=self.settings.keep_alive,
+            ended=self._close_turn,
+        )
+        model.hold()
+        self.turns[turn] = model
+        self._idle.clear()
+        self.metrics.open.set(len(self.turns))
+        return turn
+
+    def _close_turn(self, turn: Turn) -> None:
+        model = self.turns.pop(turn, None)
+        if model is None:
+            return
+        model.release()
+        self.metrics.open.set(len(self.turns))
+        self.metrics.count(model.name, turn, time.monotonic() - turn.started)
+        if not self.turns:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Take nothing new, let open turns finish for a while, and fail what is left."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self.settings.drain_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            for turn in list(self.turns):
+                turn.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
+            async with asyncio.timeout(5.0):
+                await self._idle.wait()
+
+    async def statistics(self) -> dict[str, Mapping[str, Any]]:
+        """What the lanes of all loaded models say; of an engine that is busy for long, what it said last."""
+        return {name: await self._statistics_of(model) for name, model in list(self.pool.loaded.items())}
+
+    async def _statistics_of(self, model: Model) -> Mapping[str, Any]:
+        work = asyncio.to_thread(model.engine.call, lambda lane: dict(lane.lane.statistics()))
+        with contextlib.suppress(TimeoutError, PolytokenError):
+            self._statistics[model.name] = await asyncio.wait_for(asyncio.shield(work), STATISTICS_SECONDS)
+        return self._statistics.get(model.name, {})
+
+
+def state_of(request: HttpRequest) -> ServerState:
+    """The server that this call came to."""
+    state: ServerState = request.app.state.server
+    return state

@@ -1,0 +1,100 @@
+"""`polytoken serve` as a process: banner, free port, taken port, signals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytoken.cli.serve import name_models
+from polytoken.errors import UsageError
+
+
+class Served:
+    """A running `polytoken serve --port 0`."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "polytoken.cli", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.banner: list[str] = []
+        for line in self.process.stdout:
+            self.banner.append(line)
+            if line.startswith("  model"):
+                break
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", "".join(self.banner))
+        assert found is not None, self.process.communicate()[1]
+        self.port = int(found[1])
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        return answer.status, json.loads(text) if text.startswith("{") else text
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, err = self.process.communicate(timeout=30)
+        return self.process.returncode, err
+
+
+@pytest.fixture
+def served(tiny_path: Path) -> Iterator[Served]:
+    server = Served("--model", f"small={tiny_path}", "--drain-seconds", "10", "--lane", "ar")
+    yield server
+    server.process.kill()
+    server.process.communicate()
+
+
+def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: Path) -> None:
+    """G04: a second server on the port fails with a message; SIGTERM ends streams cleanly, with status 0."""
+    banner = "".join(served.banner)
+    assert f"OPENAI_BASE_URL=http://127.0.0.1:{served.port}/v1" in banner
+    assert f"ANTHROPIC_BASE_URL=http://127.0.0.1:{served.port} " in banner
+    status, record = served.request("GET", "/health")
+    assert (status, record["models"]["small"]["lane"]) == (200, "ar")
+    assert record["settings"]["drain_seconds"] == 10  # G06: effective settings can be seen
+
+    command = [sys.executable, "-m", "polytoken.cli", "serve", "--port", str(served.port), "--model", str(tiny_path)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 2
+    assert f"port {served.port}" in second.stderr
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "stream": True, "logit_bias": {}}
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(served.request("POST", "/v1/chat/completions", body)))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while served.request("GET", "/health")[1]["open_turns"] == 0:
+        assert time.monotonic() < deadline
+    status, err = served.end()
+    thread.join()
+    assert status == 0, err
+    assert got[0][0] == 200
+    assert got[0][1].endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in got[0][1] or '"finish_reason":"stop"' in got[0][1]
+    assert "POST /v1/chat/completions 200" in err
+
+
+def test_an_interrupt_ends_an_idle_server(served: Served) -> None:
+    status, _ = served.end(signal.SIGINT)
+    assert status == 0
+
+
+def test_models_have_names() -> None:
+    assert name_models(["a=/x/y", "org/model", "smollm2-135m"]) == {
+        "a": "/x/y", "model": "org/model", "smollm2-135m": "smollm2-135m",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="two models are called 'm'"):
+        name_models(["x/m", "y/m"])
