@@ -128,7 +128,7 @@ class StateBank:
         length = spot.position if live is None else live.length
         miss = None
         if length < len(ids):
-            miss = self._explain(identity, key, node=node, usable=length, need_tail=need_tail)
+            miss = self._explain(identity, key, node=node, usable=length)
         if live is not None:
             self._tree.touch(spot.node)
             return self._count(Found(length, None, None, miss, live))
@@ -398,7 +398,7 @@ class StateBank:
         return Snapshot(tuple(layers), spot.position)
 
     def _explain(  # noqa: PLR0911  # one return per reason
-        self, identity: StateIdentity, key: bytes, *, node: Node, usable: int, need_tail: bool
+        self, identity: StateIdentity, key: bytes, *, node: Node, usable: int
     ) -> Miss:
         """Why nothing behind `usable` tokens was restored, when `node` is the deepest block whose tokens agree."""
         if self.limit_bytes <= 0:
@@ -410,9 +410,9 @@ class StateBank:
             lost = self._lost.get(name_run(parent, run)) if run else None
             if lost is not None:
                 return Miss(lost, agreed)
-        missing_tail = need_tail and usable == agreed - 1
         if not rest or (identity.free and common * ID_BYTES == len(rest)):
-            return Miss(MissReason.NO_TAIL if node.complete or missing_tail else MissReason.NO_COVERAGE, agreed)
+            there = self._best_spot(identity, node, key, need_tail=False).position == agreed
+            return Miss(MissReason.NO_TAIL if there else MissReason.NO_COVERAGE, agreed)
         ended = nearest is None or (len(nearest.key) // ID_BYTES == common and not nearest.children)
         parted = bool(node.children) and not (common and ended)
         if usable < (agreed if identity.free else node.stop) and not (identity.free and parted):
