@@ -24,13 +24,13 @@ from polytoken.engine.intake import Counted, Intake
 from polytoken.engine.job import Label, Sink, TextPort
 from polytoken.engine.limits import SchedulerLimits
 from polytoken.engine.mailbox import Inbox, Outbox
+from polytoken.engine.metrics import Totals
 from polytoken.engine.scheduler import Scheduler
 from polytoken.errors import CancelledError, EngineError, NonFiniteError, PolytokenError, RequestError, UsageError
 from polytoken.events import (
     Event,
     GenerationFailed,
     GenerationResult,
-    InferenceSummary,
     RequestRejected,
     RuntimeLoaded,
     is_failure,
@@ -110,6 +110,11 @@ class _Submission:
     handle: Handle
     token_events: bool | None
     intake: Intake | None = None  # the run it belongs to
+
+    @property
+    def totals(self) -> Totals | None:
+        """Those of its run."""
+        return None if self.intake is None else self.intake.totals
 
 
 @dataclass(frozen=True)
@@ -356,7 +361,7 @@ class Engine:
         complete = stopped = False
         key: KeyboardInterrupt | None = None
         try:
-            self._ask(Scheduler.begin_run)
+            intake.totals = self._ask(Scheduler.open_totals)
             intake.start()
             ended, items = 0, None
             while items is None or ended < items:
@@ -377,7 +382,7 @@ class Engine:
                     stopped = True
                     self._end_reading(intake, lambda scheduler: self._fail_run(scheduler, intake, _stopped()))
             complete = True
-            summary = self._ask(_end_run)
+            summary = self._ask(lambda scheduler: scheduler.summary(intake.totals))
         finally:
             if not complete:
                 self._end_reading(intake, lambda scheduler: self._leave_run(scheduler, intake))
@@ -400,7 +405,8 @@ class Engine:
 
     def _interrupt_run(self, intake: Intake) -> None:
         def act(scheduler: Scheduler) -> None:
-            scheduler.totals.interrupted = True
+            if intake.totals is not None:
+                intake.totals.interrupted = True
             self._fail_run(scheduler, intake, _interrupted())
 
         self._end_reading(intake, act)
@@ -427,9 +433,9 @@ class Engine:
         if item.intake is not None and item.intake.left:
             return
         if isinstance(item.payload, RequestRejected):
-            scheduler.reject(item.payload, sink=item.handle)
+            scheduler.reject(item.payload, sink=item.handle, totals=item.totals)
         else:
-            scheduler.totals.failed += 1
+            (item.totals or scheduler.totals).failed += 1
             item.handle(_failed(item.handle, reason))
 
     def _clear(self, scheduler: Scheduler) -> None:
@@ -561,15 +567,15 @@ class Engine:
                 self._refuse(scheduler, item, item.intake.refusal)  # posted while its run was ended
                 continue
             if isinstance(item.payload, RequestRejected):
-                scheduler.reject(item.payload, sink=item.handle)
+                scheduler.reject(item.payload, sink=item.handle, totals=item.totals)
                 continue
             if item.intake is not None:
                 if item.payload.request_id in item.intake.taken:
-                    scheduler.reject(_duplicate(item.payload), sink=item.handle)
+                    scheduler.reject(_duplicate(item.payload), sink=item.handle, totals=item.totals)
                     continue
                 item.intake.taken.add(item.payload.request_id)
             self._open.add(item.handle)
-            scheduler.offer(item.payload, sink=item.handle, token_events=item.token_events)
+            scheduler.offer(item.payload, sink=item.handle, token_events=item.token_events, totals=item.totals)
 
     def _withdraw(self, scheduler: Scheduler, handle: Handle) -> bool:
         """End this one as cancelled, wherever it is; False when it has ended."""
@@ -579,7 +585,7 @@ class Engine:
             return scheduler.cancel(handle.request_id)
         removed = self._inbox.remove(lambda item: item.handle is handle)
         if removed:
-            scheduler.totals.failed += 1
+            scheduler.totals.failed += 1  # one of a run is withdrawn by its run alone
             handle(_failed(handle, CancelledError("the request was cancelled")))
         return removed
 
@@ -598,12 +604,6 @@ class Engine:
             item.handle(item.payload if isinstance(item.payload, RequestRejected) else _failed(item.handle, error))
         for order in self._inbox.take_orders(wait=False):
             order.future.set_exception(error)
-
-
-def _end_run(scheduler: Scheduler) -> InferenceSummary:
-    summary = scheduler.summary()
-    scheduler.begin_run()
-    return summary
 
 
 def _stopped() -> PolytokenError:

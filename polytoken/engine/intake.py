@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from polytoken.engine.mailbox import Outbox
+from polytoken.engine.metrics import Totals
 from polytoken.errors import PolytokenError
 from polytoken.events import Event, GenerationFailed, RequestRejected
 from polytoken.request import Request
@@ -44,6 +45,7 @@ class Intake:
         self.refusal: PolytokenError | None = None  # why its requests fail, once it was ended early
         self.taken: set[str] = set()  # ids of this run, which stay taken while it lasts
         self.left = False  # nobody listens any more
+        self.totals: Totals | None = None  # of its requests
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="polytoken-reader", daemon=True).start()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from polytoken.engine.metrics import Totals
 from polytoken.errors import PolytokenError
 from polytoken.events import (
     AnswerDelta,
@@ -71,6 +72,7 @@ class Job:
 
     Attributes:
         sink: where its events go.
+        totals: where it counts: those of its run, or the scheduler's own.
         token_events: whether `token` events are wanted.
         denoising: True on the canvas lane, whose steps are denoises and are reported as such.
         row: the lane's row while one is open.
@@ -87,6 +89,7 @@ class Job:
 
     request: Request
     sink: Sink
+    totals: Totals
     token_events: bool = True
     denoising: bool = False
     row: Row | None = None

@@ -1,33 +1,33 @@
-"""Running totals of one run of the scheduler, and the summary made of them."""
+"""Running totals of one run, or of all requests that belong to none, and the summary made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from polytoken.events import InferenceSummary
+from polytoken.lanes.base import Row
 
-# What a lane's statistics may hold for the summary's own fields; whatever else it reports goes into `extra`.
+# What a lane counts over its whole life and the summary counts for its own requests; the rest goes into `extra`.
 CACHE_COUNTS: Final = ("prefix_cache_hits", "prefix_cache_misses", "prefix_cache_reused_tokens")
 MEMORY_FIELDS: Final = ("mlx_active_memory_bytes", "mlx_peak_memory_bytes")
 
 
-@dataclass
+@dataclass(eq=False)
 class Totals:
-    """Counts since `started`.
+    """Counts since `started`, of the requests that are counted here and of no others.
 
     Attributes:
         started: clock reading at the start of the run, in seconds.
-        cache_before: the lane's cache counts at that moment, since a lane counts over its whole life.
-        decode_seconds: time inside `lane.step`, and waiting for the device after the last turn.
+        decode_seconds: time inside every `lane.step` that had one of their rows, and waiting for the device at the end.
+        cache_hits, cache_misses, cache_reused_tokens: prompts that began with something stored, or with nothing of it.
         denoising: True on the canvas lane, whose steps are denoises and have rates of their own.
         row_steps: steps of single rows.
         peak_active: most rows held at once, prefilling and active together.
     """
 
     started: float
-    cache_before: Mapping[str, Any] = field(default_factory=dict)
     finished: int = 0
     failed: int = 0
     rejected: int = 0
@@ -38,12 +38,21 @@ class Totals:
     denoising: bool = False
     row_steps: int = 0
     peak_active: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_reused_tokens: int = 0
     interrupted: bool = False
+
+    def count_prompt(self, row: Row) -> None:
+        """Count a row whose prompt has been prefilled."""
+        self.prompt_tokens += row.prompt_tokens
+        self.cache_hits += row.cached_tokens > 0
+        self.cache_misses += row.cached_tokens == 0 and row.cache_miss is not None
+        self.cache_reused_tokens += row.cached_tokens
 
     def summary(self, now: float, statistics: Mapping[str, Any]) -> InferenceSummary:
         """The record of these totals at clock reading `now`, beside what the lane says about itself."""
         elapsed = now - self.started
-        cache = {name: int(statistics.get(name, 0)) - int(self.cache_before.get(name, 0)) for name in CACHE_COUNTS}
         return InferenceSummary(
             elapsed_seconds=elapsed,
             finished_requests=self.finished,
@@ -56,9 +65,9 @@ class Totals:
             generated_tokens_per_second=self.generated_tokens / elapsed if elapsed > 0 else 0.0,
             decode_scheduler_seconds=self.decode_seconds,
             peak_active_requests=self.peak_active,
-            prefix_cache_hits=cache["prefix_cache_hits"],
-            prefix_cache_misses=cache["prefix_cache_misses"],
-            prefix_cache_reused_tokens=cache["prefix_cache_reused_tokens"],
+            prefix_cache_hits=self.cache_hits,
+            prefix_cache_misses=self.cache_misses,
+            prefix_cache_reused_tokens=self.cache_reused_tokens,
             mlx_peak_memory_bytes=int(statistics.get("mlx_peak_memory_bytes", 0)),
             interrupted=self.interrupted,
             extra={name: value for name, value in statistics.items() if name not in CACHE_COUNTS + MEMORY_FIELDS}

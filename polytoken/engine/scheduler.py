@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polytoken.engine.job import Job, Label, Sink, TextPort
 from polytoken.engine.limits import FLAGS, SchedulerLimits
-from polytoken.engine.metrics import CACHE_COUNTS, Totals
+from polytoken.engine.metrics import Totals
 from polytoken.errors import CancelledError, PolytokenError, RequestError, UsageError
 from polytoken.events import FirstDenoise, InferenceSummary, RequestRejected
 from polytoken.lanes.base import Commit, Lane
@@ -67,24 +67,32 @@ class Scheduler:
 
     def begin_run(self) -> None:
         """Start new totals, and accept requests again after an interrupt."""
-        cache = self._statistics()
         self._refusal = None
-        self.totals = Totals(
-            self._clock(),
-            {name: cache.get(name, 0) for name in CACHE_COUNTS},
-            denoising=self.lane.name == "canvas",
-        )
+        self.totals = self.open_totals()
 
-    def offer(self, request: Request, *, sink: Sink | None = None, token_events: bool | None = None) -> bool:
+    def open_totals(self) -> Totals:
+        """Totals that begin now, to be named with the requests that count in them."""
+        return Totals(self._clock(), denoising=self.lane.name == "canvas")
+
+    def offer(
+        self,
+        request: Request,
+        *,
+        sink: Sink | None = None,
+        token_events: bool | None = None,
+        totals: Totals | None = None,
+    ) -> bool:
         """Take a request over; False, with nothing done, while no more may wait.
 
-        A taken id is refused by a `request_error` to this request's own sink.
+        A taken id is refused by a `request_error` to this request's own sink. Without `totals` it counts in `totals`
+        of the scheduler.
         """
         if not self.has_room:
             return False
         job = Job(
             request=request,
             sink=sink or self._emit,
+            totals=self.totals if totals is None else totals,
             token_events=self._token_events if token_events is None else token_events,
             denoising=self.lane.name == "canvas",
         )
@@ -98,9 +106,9 @@ class Scheduler:
             self._doom(self._refusal, [job])
         return True
 
-    def reject(self, rejected: RequestRejected, *, sink: Sink | None = None) -> None:
+    def reject(self, rejected: RequestRejected, *, sink: Sink | None = None, totals: Totals | None = None) -> None:
         """Count and report a line that never became a request. Its id is not taken."""
-        self.totals.rejected += 1
+        (self.totals if totals is None else totals).rejected += 1
         (sink or self._emit)(rejected)
 
     def cancel(self, request_id: str) -> bool:
@@ -128,13 +136,14 @@ class Scheduler:
         """Fail the open requests whose sinks are of this kind, and nothing else."""
         self._doom(reason, [job for job in self._live.values() if which(job.sink)])
 
-    def summary(self) -> InferenceSummary:
-        """Wait for the device, and report the totals since `begin_run`."""
+    def summary(self, totals: Totals | None = None) -> InferenceSummary:
+        """Wait for the device, and report these totals, or those of `begin_run`."""
+        totals = self.totals if totals is None else totals
         before = self._clock()
         self.lane.settle()
         now = self._clock()
-        self.totals.decode_seconds += now - before
-        return self.totals.summary(now, self._statistics())
+        totals.decode_seconds += now - before
+        return totals.summary(now, self._statistics())
 
     @property
     def has_room(self) -> bool:
@@ -217,14 +226,16 @@ class Scheduler:
         if ready:
             job.active_at = now
             started = job.started()
-            self.totals.prompt_tokens += started.prompt_tokens
+            assert job.row is not None
+            job.totals.count_prompt(job.row)
             job.sink(started)
         elif cost == 0:
             raise RuntimeError("a prefill step that cost nothing left the row unfinished")  # it would never end
         return ready
 
     def _step(self) -> None:
-        self.totals.peak_active = max(self.totals.peak_active, len(self._active) + len(self._prefilling))
+        for totals, held in Counter(job.totals for job in (*self._active, *self._prefilling)).items():
+            totals.peak_active = max(totals.peak_active, held)
         cohort = [self._active.popleft() for _ in range(min(self.limits.capacity, len(self._active)))]
         before = self._clock()
         commits: Sequence[Commit | Exception]
@@ -235,7 +246,8 @@ class Scheduler:
         except Exception as error:
             commits = [error] * len(cohort)
         now = self._clock()
-        self.totals.decode_seconds += now - before
+        for totals in {job.totals for job in cohort}:
+            totals.decode_seconds += now - before
         for job, commit in zip(cohort, commits, strict=True):
             if isinstance(commit, Exception):
                 self._fail(job, commit)
@@ -254,9 +266,9 @@ class Scheduler:
         first = job.steps == 0
         forwards, generated = job.forwards, len(job.ids)
         token = job.take(commit, now)
-        self.totals.row_steps += 1
-        self.totals.forwards += job.forwards - forwards
-        self.totals.generated_tokens += len(job.ids) - generated
+        job.totals.row_steps += 1
+        job.totals.forwards += job.forwards - forwards
+        job.totals.generated_tokens += len(job.ids) - generated
         if first and job.denoising:
             job.sink(FirstDenoise(request_id=job.request.request_id, ttfd_seconds=now - job.request.created))
         if token is not None:
@@ -269,7 +281,7 @@ class Scheduler:
         if job.request.session is not None:
             self._remember(job)
         self._release(job, keep=True)
-        self.totals.finished += 1
+        job.totals.finished += 1
         job.sink(result)
 
     def _remember(self, job: Job) -> None:
@@ -280,13 +292,13 @@ class Scheduler:
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._release(job, keep=False)
-        self.totals.failed += 1
+        job.totals.failed += 1
         code, text, _ = self._describe(error)
         job.sink(job.failed(code, text))
 
     def _reject(self, job: Job, error: Exception) -> None:
         self._release(job, keep=False)
-        self.totals.rejected += 1
+        job.totals.rejected += 1
         code, text, name = self._describe(error)
         request = job.request
         job.sink(

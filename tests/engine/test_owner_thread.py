@@ -34,7 +34,7 @@ from polytoken.errors import (
     RequestError,
     UsageError,
 )
-from polytoken.events import Event, GenerationResult, InferenceSummary, RequestRejected
+from polytoken.events import Event, GenerationResult, InferenceSummary, RequestRejected, RequestStarted
 from polytoken.lanes.base import Commit
 from polytoken.request import Request
 
@@ -385,6 +385,30 @@ def test_run_ends_with_its_own_summary_and_can_be_repeated() -> None:
             assert isinstance(summary, InferenceSummary) and not summary.interrupted
             assert (summary.finished_requests, summary.rejected_requests, summary.generated_tokens) == (3, 1, 9)
             assert sum(map(is_last, events)) == 4 and sum(isinstance(e, InferenceSummary) for e in events) == 1
+
+
+def test_a_summary_counts_the_requests_of_its_run_and_no_others() -> None:
+    lane = FakeLane()
+    gate = Gate(lane)
+    with running(lane) as engine:
+        others: list[Any] = []
+        engine.submit(make_request("before", tokens=40), others.append)
+        gate.wait()
+        events = engine.run([make_request("mine", tokens=5), make_request("mine")])
+        gate.open.set()
+        seen = [next(events)]
+        engine.submit(make_request("meanwhile", tokens=2), others.append)
+        with aside(lambda: engine.generate(make_request("beside", tokens=7))) as beside:
+            beside()
+        seen += list(events)
+        summary = seen[-1]
+        assert isinstance(summary, InferenceSummary)
+        assert (summary.finished_requests, summary.failed_requests, summary.rejected_requests) == (1, 0, 1)
+        assert (summary.generated_tokens, summary.forwards, summary.peak_active_requests) == (5, 5, 1)
+        prompts = [event.prompt_tokens for event in seen if isinstance(event, RequestStarted)]
+        assert summary.prompt_tokens == sum(prompts)
+        engine.close(drain=True)
+    assert sum(map(is_last, others)) == 2
 
 
 def test_an_empty_run_is_a_summary() -> None:
