@@ -33,6 +33,9 @@ else
 BACKEND ?= cpu
 endif
 
+# Progress goes to standard error: standard output is the answer's.
+SAY := printf 'make: %s\n' >&2
+
 JOBS ?= 2
 MODEL ?= smollm2-135m
 PROMPT ?= Explain in three sentences why the sky is blue.
@@ -45,6 +48,7 @@ help:
 	@sed -n '/^# /s/^# //p; /^#$$/s/.*//p; /^SHELL/q' $(firstword $(MAKEFILE_LIST))
 
 demo: setup model
+	@$(SAY) "loading $(MODEL); then its answer to: $(PROMPT)"
 	@$(BIN)/polytoken generate --model $(MODEL) --stream --verbose --max-new-tokens 160 --prompt "$(PROMPT)"
 
 test: setup-dev model
@@ -63,7 +67,8 @@ imports: setup-dev
 	$(BIN)/lint-imports
 
 model: setup
-	@$(BIN)/polytoken pull $(MODEL)
+	@$(SAY) "looking for $(MODEL) (the first time it is fetched and converted: 93 MB, about a minute)"
+	@$(BIN)/polytoken pull $(MODEL) --verbose >/dev/null
 
 lock:
 	$(PYTHON) requirements/lock.py
@@ -77,20 +82,24 @@ setup-dev: setup $(STAMPS)/dev
 $(STAMPS)/venv:
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11 or newer with venv was found; install one (Debian: apt install \
 	python3 python3-venv) or say PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(SAY) "making a virtual environment in $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/runtime-$(BACKEND): requirements/runtime.lock requirements/build.lock requirements/backend-$(BACKEND).lock \
 		| $(STAMPS)/venv
-	$(PIP) install -qq -r requirements/runtime.lock -r requirements/build.lock -r requirements/backend-$(BACKEND).lock
+	@$(SAY) "installing the pinned packages for $(BACKEND) (a minute or two, a few hundred MB the first time)"
+	@$(PIP) install -qq -r requirements/runtime.lock -r requirements/build.lock -r requirements/backend-$(BACKEND).lock
 	@touch $@
 
 $(STAMPS)/dev: requirements/dev.lock $(STAMPS)/runtime-$(BACKEND)
-	$(PIP) install -qq -r requirements/runtime.lock -r requirements/dev.lock
+	@$(SAY) "installing the tools for tests and checks"
+	@$(PIP) install -qq -r requirements/runtime.lock -r requirements/dev.lock
 	@touch $@
 
 $(STAMPS)/project: pyproject.toml setup.py $(SOURCES) $(STAMPS)/runtime-$(BACKEND)
-	$(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@$(SAY) "building the project and its compiled products"
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import polytoken.kernels._products' 2>/dev/null || echo "make: note: the compiled products were \
 	not built (they need a C compiler and Python's headers); all works, but slowly: see docs/troubleshooting.md" >&2
 	@touch $@
