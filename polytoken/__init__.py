@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytoken.api import chat, generate, load, load_model, make_request, open_engine, stream
+    from polytoken.api import chat, generate, load, load_model, make_request, open_engine, stream, watch_prefill
     from polytoken.assembly import EngineOptions
     from polytoken.engine import Engine
     from polytoken.errors import PolytokenError
@@ -26,6 +26,7 @@ _HOMES = {
     "make_request": "polytoken.api",
     "open_engine": "polytoken.api",
     "stream": "polytoken.api",
+    "watch_prefill": "polytoken.api",
     "Engine": "polytoken.engine",
     "PolytokenError": "polytoken.errors",
     "Request": "polytoken.request",
@@ -49,6 +50,7 @@ __all__ = [
     "open_engine",
     "parse_record",
     "stream",
+    "watch_prefill",
 ]
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from polytoken.assembly import EngineOptions, Warn, load_lane, log_warning
 from polytoken.backend import require_mlx
 from polytoken.checkpoint.progress import Progress, silent
-from polytoken.engine import Engine, error_of
+from polytoken.engine import Engine, LoadedLane, error_of
 from polytoken.errors import RequestError
 from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
+from polytoken.lanes.base import PrefillObserver
 from polytoken.lanes.canvas.settings import CanvasSettings
 from polytoken.request import (
     Request,
@@ -130,6 +131,18 @@ def make_request(
         stop=parse_stop(stop, defaults.stop),
         ignore_eos=ignore_eos,
     )
+
+
+def watch_prefill(engine: Engine, observer: PrefillObserver | None) -> None:
+    """Have `observer(request_id, tokens_done, tokens_of_the_prompt)` told after every chunk of any prompt.
+
+    It is called on the thread that computes and must be quick; None ends it. One that raises is dropped.
+    """
+
+    def put(loaded: LoadedLane) -> None:
+        loaded.lane.prefill_observer = observer
+
+    engine.call(put)
 
 
 def _listed(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:

@@ -196,7 +196,7 @@ def _serve(
             say("note", describe_runtime(loaded))
         wanted = interrupt.guard(source)
         events = engine.run(wanted, token_events=printer.token_events)
-        for event in _watch_prefill(events) if view is None else view.show(events):
+        for event in _watch_prefill(engine, events) if view is None else view.show(events):
             printer(event)
             if is_failure(event):
                 status = _failure_status(event, single=single)
@@ -229,9 +229,15 @@ def _conclude(
     say("note", describe_result(result, floor_share=share, canvas_length=engine.loaded.extra.get("canvas_length")))
 
 
-def _watch_prefill(events: Iterator[Event]) -> Iterator[Event]:
-    """The same events, with a spinner on a terminal until the first of them."""
-    with waiting("Reading the prompt"):
+def _watch_prefill(engine: Engine, events: Iterator[Event]) -> Iterator[Event]:
+    """The same events; until the first of them a terminal shows how far the prompt is."""
+    from polytoken.api import watch_prefill  # noqa: PLC0415
+
+    if not sys.stderr.isatty():
+        yield from events
+        return
+    with waiting("Reading the prompt") as say_how_far:
+        watch_prefill(engine, lambda _, done, total: say_how_far(f"Reading the prompt: {done:,} of {total:,} tokens"))
         first = next(events, None)
     if first is not None:
         yield first

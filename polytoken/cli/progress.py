@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -34,15 +34,15 @@ def show_progress(*, verbose: bool = False, runs: bool = False) -> Iterator[Prog
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A spinner on a terminal for work that cannot say how far it is."""
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal; what is said beside it can be changed by the function that is given."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda text: None
         return
     from rich.console import Console  # noqa: PLC0415
 
-    with Console(stderr=True).status(what):
-        yield
+    with Console(stderr=True).status(what) as status:
+        yield status.update
 
 
 @contextmanager

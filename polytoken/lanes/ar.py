@@ -123,7 +123,11 @@ class ArLane(Lane[ArRow]):
         refuse_denoising_limit(request, lane=self.name)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
-            request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
+            request.sampling,
+            seed=request.seed,
+            vocab_size=self.model.vocab_size,
+            prompt_ids=tuple(ids),
+            grammar=request.grammar,
         )
         return ArRow(
             request=request,
@@ -143,7 +147,9 @@ class ArLane(Lane[ArRow]):
         return row.prefill.cost
 
     def prefill_step(self, row: ArRow) -> bool:
-        if not row.prefill.step():
+        ready = row.prefill.step()
+        self.tell_prefill(row)
+        if not ready:
             return False
         assert row.prefill.logits is not None
         self._take(row, row.prefill.logits)

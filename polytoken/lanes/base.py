@@ -6,8 +6,10 @@ canvas. The scheduler knows only this file. A lane never sees text, HTTP or file
 
 from __future__ import annotations
 
+import logging
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -70,6 +72,11 @@ class Row(Protocol):
 
 RowT = TypeVar("RowT", bound=Row)
 
+PrefillObserver = Callable[[str, int, int], None]
+"""(request id, prompt tokens encoded or restored, prompt tokens): told after every chunk, on the owner thread."""
+
+_LOG = logging.getLogger(__name__)
+
 
 class Lane(ABC, Generic[RowT]):
     """One way of committing tokens. All calls come from the one thread that owns MLX.
@@ -78,11 +85,23 @@ class Lane(ABC, Generic[RowT]):
         name: `ar`, `mtp` or `canvas`, as events report it.
         execution: how rows share the device, as events report it.
         bank: store of reusable states, and of what sessions have committed.
+        prefill_observer: who is told how far prompts are; it must be quick.
     """
 
     name: str
     execution: str
     bank: StateBank
+    prefill_observer: PrefillObserver | None = None
+
+    def tell_prefill(self, row: RowT) -> None:
+        """Called by `prefill_step` after its work. An observer that fails is dropped: no request fails for it."""
+        if self.prefill_observer is None:
+            return
+        try:
+            self.prefill_observer(row.request.request_id, row.prompt_tokens - row.prefill_remaining, row.prompt_tokens)
+        except Exception:
+            _LOG.error("the observer of prompts failed and is dropped\n%s", traceback.format_exc())
+            self.prefill_observer = None
 
     @abstractmethod
     def open(self, request: Request, ids: Sequence[int]) -> RowT:

@@ -17,7 +17,7 @@ from polytoken.lanes.canvas.prefill import CanvasPrefill
 from polytoken.lanes.canvas.rows import CanvasRow, check_prompt, check_sampling
 from polytoken.lanes.canvas.watch import CanvasFrame, Observer
 from polytoken.lanes.ends import committing
-from polytoken.lanes.limits import fit_length
+from polytoken.lanes.limits import fit_length, refuse_grammar
 from polytoken.models.canvas import CanvasModel, CanvasPass
 from polytoken.request import Request, SamplingParams
 
@@ -96,6 +96,7 @@ class CanvasLane(Lane[CanvasRow]):
 
     def open(self, request: Request, ids: Sequence[int]) -> CanvasRow:
         check_sampling(request.sampling)
+        refuse_grammar(request, lane=self.name)
         check_prompt(ids, vocab_size=self.model.vocab_size, image=self.model.tokens.image)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         prefill = CanvasPrefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk, session=request.session)
@@ -106,7 +107,9 @@ class CanvasLane(Lane[CanvasRow]):
         return row.prefill.cost
 
     def prefill_step(self, row: CanvasRow) -> bool:
-        if not row.prefill.step():
+        ready = row.prefill.step()
+        self.tell_prefill(row)
+        if not ready:
             return False
         self.method.start(row)
         return True

@@ -107,7 +107,11 @@ class MtpLane(Lane[MtpRow]):
         refuse_denoising_limit(request, lane=self.name)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
-            request.sampling, seed=request.seed, vocab_size=self.model.vocab_size, prompt_ids=tuple(ids)
+            request.sampling,
+            seed=request.seed,
+            vocab_size=self.model.vocab_size,
+            prompt_ids=tuple(ids),
+            grammar=request.grammar,
         )
         ids = tuple(ids)
         first = self._first_history_token(len(ids))
@@ -140,7 +144,9 @@ class MtpLane(Lane[MtpRow]):
         return row.prefill.cost
 
     def prefill_step(self, row: MtpRow) -> bool:
-        if not row.prefill.step():
+        ready = row.prefill.step()
+        self.tell_prefill(row)
+        if not ready:
             return False
         row.drafter.begin(row.prefill.ids)
         return True
