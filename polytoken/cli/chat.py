@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polytoken.cli import lane_flags
 from polytoken.cli import options as flags
+from polytoken.cli.chat_files import (
+    conversation_file,
+    conversations_folder,
+    read_conversation,
+    write_conversation,
+)
 from polytoken.cli.conversation import Conversation, Leave
 from polytoken.cli.interrupts import Terminated
 from polytoken.cli.loading import load_engine
 from polytoken.cli.output import describe_result, describe_runtime, report_dropped_head
 from polytoken.cli.streams import standard_input
 from polytoken.cli.terminal import Screen, open_screen
-from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError
-from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, Token
+from polytoken.errors import EXIT_FAILURE, EXIT_OK, PolytokenError, UsageError
+from polytoken.events import GenerationFailed, GenerationResult, RequestRejected, RequestStarted, Token
 from polytoken.request import RequestDefaults, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,6 +37,23 @@ def chat(
     max_new_tokens: flags.MaxNewTokens = None,
     stop: flags.Stop = None,
     think: flags.Think = "true",
+    session: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Keep the conversation under this name, and go on with it if it exists (in --session-dir, else in the "
+            "user's cache folder).",
+            show_default=False,
+        ),
+    ] = None,
+    reasoning: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-reasoning/--hide-reasoning",
+            help="Whether the model's reasoning is shown (default: dimmed on a terminal, not at all on a pipe).",
+            show_default=False,
+        ),
+    ] = None,
     verbose: flags.Verbose = False,
     seed: flags.Seed = 42,
     temperature: flags.Temperature = None,
@@ -96,6 +121,9 @@ def chat(
     standard_input()
     flags.check_revision(model, revision)
     chosen_lane = special.engine_options(lane)
+    conversation = _open_conversation(
+        defaults(SamplingParams()), system=system, session=session, session_dir=session_dir
+    )
 
     flags.require_backend()
     from polytoken.assembly import EngineOptions  # noqa: PLC0415
@@ -109,9 +137,11 @@ def chat(
         special.check_loaded(engine.loaded, members)
         flags.check_vocabulary(engine, members)
         report_dropped_head(engine.loaded)
-        screen = open_screen(verbose=verbose)
+        screen = open_screen(verbose=verbose, reasoning=reasoning)
         screen.note(describe_runtime(engine.loaded))
-        failed = _talk(engine, Conversation(defaults(engine.sampling), system=system), screen)
+        conversation.defaults = defaults(engine.sampling)
+        _resume(engine, conversation, screen)
+        failed = _talk(engine, conversation, screen)
     raise typer.Exit(EXIT_FAILURE if failed else EXIT_OK)
 
 
@@ -131,10 +161,14 @@ def _talk(engine: Engine, conversation: Conversation, screen: Screen) -> bool:
         if not line.strip():
             continue
         try:
-            if line.startswith("/"):
+            if line.strip() == "/retry":
+                _answer_again(engine, conversation, conversation.last_question, screen)
+            elif line.startswith("/"):
                 screen.tell(conversation.command(line))
             else:
+                conversation.tries = 0
                 _answer(engine, conversation, line, screen)
+            _keep(engine, conversation)
         except Leave:
             return failed
         except PolytokenError as error:
@@ -161,25 +195,19 @@ def _answer(engine: Engine, conversation: Conversation, question: str, screen: S
     Raises:
         PolytokenError: there is no answer; the turn is forgotten.
     """
-    from polytoken.text.channels import ReasoningSplitter  # noqa: PLC0415
-
-    splitter = ReasoningSplitter(opened=False)
     said: list[str] = []
-
-    def show(reasoning: str, content: str) -> None:
-        screen.answer(reasoning, reasoning=True)
-        screen.answer(content, reasoning=False)
-        said.append(content)
-
     result: GenerationResult | None = None
     events = engine.stream(conversation.ask(question), token_events=True)
     try:
         for event in events:
             if isinstance(event, Token):
-                step = splitter.push(event.delta)
-                show(step.reasoning, step.content)
+                screen.answer(event.reasoning_delta or "", reasoning=True)
+                screen.answer(event.content_delta or "", reasoning=False)
+                said.append(event.content_delta or "")
             elif isinstance(event, GenerationResult):
                 result = event
+            elif isinstance(event, RequestStarted) and event.history_miss and conversation.turns:
+                screen.note(f"the history goes on from an earlier turn: {event.history_miss}")
             elif isinstance(event, (GenerationFailed, RequestRejected)):
                 raise PolytokenError(event.error, code=event.code)
     except KeyboardInterrupt as interrupt:
@@ -190,8 +218,6 @@ def _answer(engine: Engine, conversation: Conversation, question: str, screen: S
     except PolytokenError:
         screen.end_answer()
         raise
-    step = splitter.finish()
-    show(step.reasoning, step.content)
     screen.end_answer()
     conversation.answered(question, "".join(said).strip())
     if result is None:
@@ -199,3 +225,63 @@ def _answer(engine: Engine, conversation: Conversation, question: str, screen: S
         return
     conversation.totals.add(result)
     screen.note(describe_result(result, canvas_length=engine.loaded.extra.get("canvas_length")))
+
+
+def _answer_again(engine: Engine, conversation: Conversation, question: str, screen: Screen) -> None:
+    """Answer the last question once more; if that fails, the answer that was there stays."""
+    before = conversation.turns[-2:]
+    del conversation.turns[-2:]
+    tries = conversation.tries = conversation.tries + 1
+    try:
+        _answer(engine, conversation, question, screen)
+    except PolytokenError:
+        conversation.turns += before
+        raise
+    conversation.tries = tries
+
+
+def _resume(engine: Engine, conversation: Conversation, screen: Screen) -> None:
+    """Go on with the conversation of this name, if there is one, and where it fits from its committed ids."""
+    path = conversation.path
+    if path is None or not path.exists():
+        return
+    saved = read_conversation(path)
+    system = conversation.system
+    conversation.resume(saved)
+    if system is not None:  # the flag counts
+        conversation.system = system
+    screen.note(f"{len(saved.turns)} messages resumed from {path}")
+    if saved.stream is None or saved.model != engine.loaded.extra.get("identity"):
+        return
+    from polytoken.text.committed import CommittedStream  # noqa: PLC0415
+
+    try:
+        stream = CommittedStream.from_record(saved.stream)
+    except ValueError:
+        return  # the words are what counts; their ids are made anew
+    engine.call(lambda loaded: loaded.histories.put(conversation.session, stream))
+
+
+def _keep(engine: Engine, conversation: Conversation) -> None:
+    """Save a named conversation as it now stands."""
+    if conversation.path is None:
+        return
+    stream = engine.call(lambda loaded: loaded.histories.get(conversation.session))
+    model = str(engine.loaded.extra.get("identity") or "")
+    saved = replace(conversation.saved(), model=model, stream=None if stream is None else stream.to_record())
+    write_conversation(conversation.path, saved)
+
+
+def _open_conversation(
+    defaults: RequestDefaults, *, system: str | None, session: str | None, session_dir: Path | None
+) -> Conversation:
+    """A conversation, with a file of its own if it has a name."""
+    conversation = Conversation(defaults, system=system, folder=conversations_folder(session_dir))
+    if session is not None:
+        conversation.session, conversation.path = session, conversation_file(session, session_dir)
+        try:
+            conversation.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            folder = conversation.path.parent
+            raise UsageError(f"--session: cannot make {folder}: {error.strerror or error}", field="--session") from None
+    return conversation

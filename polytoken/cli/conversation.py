@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from polytoken.cli.chat_files import (
+    SavedConversation,
+    conversation_names,
+    read_conversation,
+    write_conversation,
+)
 from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult
 from polytoken.request import Request, RequestDefaults, parse_record, parse_sampling
-
-FORMAT: Final = 1  # of saved conversations
 
 
 class Leave(Exception):  # noqa: N818  (no error)
@@ -57,6 +60,10 @@ class Conversation:
         system: the system prompt, None for none.
         turns: user and assistant messages in order.
         asked: turns ever asked for; it numbers the requests of one engine.
+        session: the engine's name for it, under which it keeps the state behind the last turn.
+        path: where it is saved by itself after every turn, None for nowhere.
+        folder: where sessions are kept, for `/sessions`.
+        tries: how often the question at hand was answered before; each try draws with a seed of its own.
     """
 
     defaults: RequestDefaults
@@ -64,6 +71,18 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     asked: int = 0
+    session: str = "chat"
+    path: Path | None = None
+    folder: Path | None = None
+    tries: int = 0
+
+    def saved(self) -> SavedConversation:
+        """What a file keeps of it."""
+        return SavedConversation(self.system, self.turns)
+
+    def resume(self, saved: SavedConversation) -> None:
+        """Go on from what a file holds."""
+        self.system, self.turns = saved.system, saved.turns
 
     def ask(self, text: str) -> Request:
         """The request for the next answer. The turn counts only once `answered` is called."""
@@ -71,12 +90,21 @@ class Conversation:
         record = {
             "request_id": f"chat-{self.asked}",
             "messages": [*self._system_turn(), *self.turns, {"role": "user", "content": text}],
-            "seed": self.defaults.seed,
+            "seed": self.defaults.seed + self.tries,
+            "session": self.session,
         }
         return parse_record(record, self.defaults)
 
+    @property
+    def last_question(self) -> str:
+        """The question that was answered last. Raises UsageError if there is none."""
+        if len(self.turns) < 2 or (self.turns[-2]["role"], self.turns[-1]["role"]) != ("user", "assistant"):
+            raise UsageError("nothing has been answered yet")
+        return self.turns[-2]["content"]
+
     def answered(self, question: str, answer: str) -> None:
         """Keep a turn, also one that was stopped half-way."""
+        self.tries = 0
         self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def command(self, line: str) -> str:
@@ -101,6 +129,8 @@ class Conversation:
             "/temperature": self._set_temperature,
             "/save": self._save,
             "/load": self._load,
+            "/sessions": self._list,
+            "/undo": self._undo,
             "/help": lambda _: HELP,
             "/exit": self._leave,
         }
@@ -132,43 +162,31 @@ class Conversation:
         return f"temperature {sampling.temperature:g}"
 
     def _save(self, name: str) -> str:
-        if not name:
-            raise UsageError("/save wants a file name")
-        record = {"format": FORMAT, "system": self.system, "messages": self.turns}
-        try:
-            Path(name).expanduser().write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {name!r}: {error.strerror or error}") from None
-        return f"{len(self.turns)} messages saved to {name}"
+        path = self.path if not name else Path(name).expanduser()
+        if path is None:
+            raise UsageError("/save wants a file name; a chat with --session NAME is saved by itself")
+        write_conversation(path, self.saved())
+        return f"{len(self.turns)} messages saved to {name or path}"
 
     def _load(self, name: str) -> str:
         if not name:
             raise UsageError("/load wants a file name")
-        try:
-            record = json.loads(Path(name).expanduser().read_text("utf-8"))
-        except OSError as error:
-            raise UsageError(f"cannot read {name!r}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{name!r} is not JSON: {error}") from None
-        self.system, self.turns = _checked(record, name)
+        self.resume(read_conversation(Path(name).expanduser()))
         return f"{len(self.turns)} messages loaded from {name}"
+
+    def _list(self, _: str) -> str:
+        if self.folder is None:
+            raise UsageError("no folder of sessions")
+        names = conversation_names(self.folder)
+        return "\n".join(names) if names else f"no sessions in {self.folder}"
+
+    def _undo(self, _: str) -> str:
+        question = self.last_question
+        del self.turns[-2:]
+        return f"took back: {question}"
 
     def _leave(self, _: str) -> str:
         raise Leave
-
-
-def _checked(record: Any, name: str) -> tuple[str | None, list[dict[str, str]]]:
-    """System prompt and turns of a saved conversation."""
-    wrong = UsageError(f"{name!r} is not a conversation that /save wrote")
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise wrong
-    system, messages = record.get("system"), record.get("messages")
-    if not isinstance(system, str | None) or not isinstance(messages, list):
-        raise wrong
-    for item in messages:
-        if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
-            raise wrong
-    return system, [{"role": item["role"], "content": item["content"]} for item in messages]
 
 
 HELP: Final = """\
@@ -177,8 +195,11 @@ HELP: Final = """\
 /stats           totals of this chat
 /seed N          seed of the next answers
 /temperature X   0 is greedy
+/undo            take the last question and its answer back
+/retry           answer the last question again (drawn anew; a greedy answer stays the same)
 /save FILE       write the conversation as JSON
 /load FILE       go on with a saved one
+/sessions        names of the sessions that are kept (chat --session NAME)
 /help            this list
 /exit            leave (Ctrl-D does too)
 A line that ends with \\ goes on in the next one; Ctrl-C stops an answer and keeps what is there."""

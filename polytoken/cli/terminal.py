@@ -48,10 +48,10 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Answers and what commands say on stdout, errors on stderr, and nothing else; reasoning is left out."""
+    """Answers and what commands say on stdout, errors on stderr, and nothing else; reasoning only if asked for."""
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool = False, reasoning: bool = False) -> None:
+        self._verbose, self._reasoning = verbose, reasoning
         self._begun = False
 
     def read_line(self, *, more: bool) -> str | None:
@@ -59,7 +59,7 @@ class PlainScreen:
         return line.rstrip("\n") if line else None
 
     def answer(self, text: str, *, reasoning: bool) -> None:
-        if not reasoning:
+        if not reasoning or self._reasoning:
             text = text if self._begun else text.lstrip("\n")
             self._begun = self._begun or bool(text)
             write(text)
@@ -82,10 +82,11 @@ class PlainScreen:
 class RichScreen:
     """A terminal: prompts, dimmed reasoning and notes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reasoning: bool = True) -> None:
         from rich.console import Console  # noqa: PLC0415
 
         self._console: Console = Console(highlight=False)
+        self._reasoning = reasoning
         self._last = "\n"
         with suppress(ImportError):
             import readline  # noqa: F401, PLC0415  (line editing and history, where Python has it)
@@ -98,7 +99,7 @@ class RichScreen:
             return None
 
     def answer(self, text: str, *, reasoning: bool) -> None:
-        shown = text.translate(SHOWN_CONTROLS)
+        shown = text.translate(SHOWN_CONTROLS) if self._reasoning or not reasoning else ""
         if shown:
             self._last = shown[-1]
             style = "dim italic" if reasoning else None
@@ -119,6 +120,8 @@ class RichScreen:
         self._console.print(text, style="red", markup=False, soft_wrap=True)
 
 
-def open_screen(*, verbose: bool) -> Screen:
-    """A terminal's screen if both ends are one, else a plain one."""
-    return RichScreen() if standard_input().isatty() and sys.stdout.isatty() else PlainScreen(verbose=verbose)
+def open_screen(*, verbose: bool, reasoning: bool | None = None) -> Screen:
+    """A terminal's screen if both ends are one, else a plain one; `reasoning` None is yes there and no here."""
+    if standard_input().isatty() and sys.stdout.isatty():
+        return RichScreen(reasoning=reasoning is not False)
+    return PlainScreen(verbose=verbose, reasoning=reasoning is True)

@@ -24,6 +24,7 @@ from typing import Any
 
 from polytoken.errors import RequestError
 from polytoken.text.ports import Tokenizer
+from polytoken.text.profile import Kind, decode_profile
 from polytoken.text.prompt import chat_ids, normalise_messages, render
 from polytoken.text.toolcalls.markup import tool_markup
 
@@ -108,6 +109,8 @@ class CommittedStream:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"no committed stream: {error}") from None
+        if not isinstance(stream.head, str) or not all(isinstance(item, Mapping) for item in stream.messages):
+            raise ValueError("no committed stream: head and messages are not what they should be")
         last = 0
         for turn in stream.turns:
             numbers = (turn.messages, turn.prompt_stop, turn.stop)
@@ -295,7 +298,7 @@ def _join(
     tokenizer: Tokenizer, ids: tuple[int, ...], turn: CommittedTurn, tail: str
 ) -> tuple[tuple[int, ...], int] | None:
     """Committed ids with the encoded tail behind them, and how many of them were kept; None if that is not exact."""
-    if turn.stop > turn.prompt_stop and ids[-1] in tokenizer.special_ids:
+    if turn.stop > turn.prompt_stop and _is_mark(tokenizer, ids[-1]):
         # The model ended its answer itself. The template does the same, unless the model used another mark for it.
         mark = tokenizer.decode([ids[-1]], skip_special_tokens=False)
         at = len(tail) - len(tail.lstrip())
@@ -311,6 +314,10 @@ def _join(
     if tokenizer.decode(joined[near:], skip_special_tokens=False) != before + text:
         return None
     return joined, len(ids)
+
+
+def _is_mark(tokenizer: Tokenizer, token_id: int) -> bool:
+    return decode_profile(tokenizer).kind(tokenizer, token_id) is Kind.SPECIAL
 
 
 def _cut(tokenizer: Tokenizer, ids: tuple[int, ...], visible: str) -> tuple[tuple[int, ...], str]:

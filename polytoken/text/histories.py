@@ -53,7 +53,9 @@ class Histories:
     def get(self, session: str) -> CommittedStream | None:
         """What the session has committed, if it is remembered."""
         ids = self._committed(session)
-        name = self._latest.get(session) if ids is None else _name(ids)
+        name = None if ids is None else _name(ids)
+        if name not in self._streams:  # the engine forgot it, or was told of it under other ids before a restart
+            name = self._latest.get(session)
         if name is None or name not in self._streams:
             return None
         self._streams.move_to_end(name)

@@ -163,15 +163,13 @@ def _apply_template(
     tokenizer: Tokenizer, turns: list[dict[str, Any]], *, think: bool, tools: Sequence[Mapping[str, Any]]
 ) -> Any:
     """Call the template with all we have to say, then with less if a word is unknown to the function."""
-    if tools:
-        words = {"tokenize": True, "return_dict": False, "enable_thinking": think, "tools": list(tools)}
-        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, **words)
+    listed = {"tools": list(tools)} if tools else {}
     settings: tuple[dict[str, Any], ...] = (
-        {"tokenize": True, "return_dict": False, "enable_thinking": think},
-        {"enable_thinking": think},  # an adapter that always answers in ids
-        {"tokenize": True},
-        {},
+        {"tokenize": True, "return_dict": False, "enable_thinking": think, **listed},
+        {"enable_thinking": think, **listed},  # an adapter that always answers in ids
     )
+    if not tools:  # which must not go unheard
+        settings += ({"tokenize": True}, {})
     for words in settings[:-1]:
         try:
             return tokenizer.apply_chat_template(turns, add_generation_prompt=True, **words)
