@@ -53,6 +53,9 @@ def bench(
         low, high = row["decode_range"]
         assert low <= row["decode_tokens_per_second"] <= high
         assert row["floor_share"] < 1
+        least, most = row["floor_share_range"]
+        assert least <= row["floor_share"] <= most
+        assert row["gb_per_second"] > 0
     return record
 
 

@@ -22,3 +22,6 @@ def test_a_report(polytoken: Runner, tiny: str, tmp_path: Path) -> None:
     assert table.status == 0
     assert "mlx-lm" in table.out
     assert "byte floor" in table.out
+    runs = [line for line in table.err.splitlines() if ": run " in line]
+    assert [line.rpartition(": ")[2] for line in runs] == [f"run {n} of 4" for n in (1, 2, 3, 4)]
+    assert "measuring mlx-lm, same products" in runs[1]
