@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from polytoken.cache.anchors import choose_anchors
 from polytoken.cache.answers import BankStatistics, Entry, Found, Miss, MissReason, PutOutcome
-from polytoken.cache.blocks import LayerBlock, LayerSnapshot, join_blocks, stitch_blocks
+from polytoken.cache.blocks import LayerBlock, stitch_blocks
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.live import LiveState, LiveStates
+from polytoken.cache.lookup import Spot, best_spot, explain, join_spot
 from polytoken.cache.marks import Mark
 from polytoken.cache.sessions import Committed, Session, SessionBook
-from polytoken.cache.state import DecodingState, Snapshot
+from polytoken.cache.state import DecodingState
 from polytoken.cache.tail import Tail
 from polytoken.cache.tier import SecondTier, SessionRecord, StoredRun
 from polytoken.cache.tree import ID_BYTES, WHOLE, Node, PrefixTree, encode_ids, name_run
@@ -44,13 +45,6 @@ REMEMBERED_LOSSES = 4096
 
 MOST_HEADS = 3
 """How many branches of its own a session keeps, the newest ones."""
-
-
-class Spot(NamedTuple):
-    """A place to go on from: `position` tokens, of which the last lie in `node`; a root and 0 for none."""
-
-    node: Node
-    position: int
 
 
 class StateBank:
@@ -123,26 +117,26 @@ class StateBank:
         identity = identity or self.identity
         key = encode_ids(ids)
         node = self._descend(identity, key)
-        spot = self._best_spot(identity, node, key, need_tail=need_tail)
+        spot = best_spot(identity, node, key, need_tail=need_tail)
         live = self._take_live(session, identity, key, spot=spot, last=len(ids) - need_tail)
+        self._tree.touch(spot.node)
         length = spot.position if live is None else live.length
         miss = None
         if length < len(ids):
             miss = self._explain(identity, key, node=node, usable=length)
         if live is not None:
-            self._tree.touch(spot.node)
             return self._count(Found(length, None, None, miss, live))
         if length == 0:
             return self._count(Found(0, None, None, miss))
         mark = spot.node.marks.get(length)
         tail = mark.tail if mark is not None and length == len(ids) else None
         self._counts["near_hits"] += length < spot.node.stop
-        return self._count(Found(length, self._join(spot), tail and tail.view(), miss))
+        return self._count(Found(length, join_spot(spot), tail and tail.view(), miss))
 
     def locate(self, ids: Sequence[int], *, identity: StateIdentity | None = None) -> Spot:
         """The deepest place of `ids` that could be restored; nothing counts as used."""
         identity, key = identity or self.identity, encode_ids(ids)
-        return self._best_spot(identity, self._tree.walk(identity, key), key, need_tail=False)
+        return best_spot(identity, self._tree.walk(identity, key), key, need_tail=False)
 
     # -- storing ---------------------------------------------------------------------------------------------------
 
@@ -320,51 +314,6 @@ class StateBank:
         self._insert(identity, Node(node, key, blocks=run.blocks, marks=run.marks))
         return True
 
-    def _best_spot(self, identity: StateIdentity, node: Node, key: bytes, *, need_tail: bool) -> Spot:
-        """The deepest place where a prompt can be gone on from, when `node` is the deepest block on its way."""
-        n = len(key) // ID_BYTES
-        last = n - 1 if need_tail else n
-
-        def fits(each: Node, position: int) -> bool:
-            mark = each.marks.get(position)
-            return position <= last or (mark is not None and mark.tail is not None)
-
-        if not identity.free:
-            parent, ending = node.ending(key)
-            for whole in (parent.children.get(ending), node):
-                if whole is not None and whole.stop == n and whole.complete and fits(whole, n):
-                    return Spot(whole, n)
-            while node.parent is not None and not (node.complete and node.stop <= last):
-                node = node.parent
-            return Spot(node, node.stop)
-
-        best = self._best_child(node, key[node.stop * ID_BYTES :], fits=fits, last=last)
-        each: Node | None = node
-        while best is None and each is not None and each.parent is not None:
-            places = [position for position in each.positions(n) if fits(each, position)]
-            places = places or each.positions(last)
-            best = Spot(each, places[0]) if places else None
-            each = each.parent
-        return best or Spot(node.root(), 0)
-
-    def _best_child(self, node: Node, rest: bytes, *, fits: Any, last: int) -> Spot | None:
-        """The deepest place within runs behind `node` that begin like `rest`."""
-        best: Spot | None = None
-        for child in node.children.values():
-            for position in reversed(child.marks):
-                if best is not None and position <= best.position:
-                    break
-                same = rest.startswith(child.key[: (position - node.stop) * ID_BYTES])
-                if same and fits(child, position) and child.holds(position):
-                    best = Spot(child, position)
-                    break
-        common, nearest = node.common_ids(rest)
-        if nearest is not None and not nearest.has_states:
-            places = nearest.positions(min(node.stop + common, last))
-            if places and (best is None or places[0] > best.position):
-                best = Spot(nearest, places[0])
-        return best
-
     def _take_live(
         self, session: str | None, identity: StateIdentity, key: bytes, *, spot: Spot, last: int
     ) -> LiveState | None:
@@ -380,53 +329,10 @@ class StateBank:
         self._counts["live_hits"] += 1
         return LiveState(identity, key[: length * ID_BYTES], live.state, live.owner)
 
-    def _join(self, spot: Spot) -> Snapshot:
-        """The state at a place, sharing the stored arrays; its node becomes the most recently used."""
-        self._tree.touch(spot.node)
-        chain = [each.blocks for each in spot.node.path()]
-        mark = spot.node.marks.get(spot.position)
-        states = iter(mark.states if mark is not None else ())
-        layers: list[LayerSnapshot] = []
-        for blocks in zip(*chain, strict=True):
-            if blocks[-1].alone:
-                state = next(states)
-                layers.append(LayerSnapshot(state.kind, state.window, spot.position, (state.arrays,)))
-                continue
-            layer = join_blocks(blocks, spot.position)
-            assert layer is not None  # `holds` says so
-            layers.append(layer)
-        return Snapshot(tuple(layers), spot.position)
-
-    def _explain(  # noqa: PLR0911  # one return per reason
-        self, identity: StateIdentity, key: bytes, *, node: Node, usable: int
-    ) -> Miss:
-        """Why nothing behind `usable` tokens was restored, when `node` is the deepest block whose tokens agree."""
+    def _explain(self, identity: StateIdentity, key: bytes, *, node: Node, usable: int) -> Miss:
         if self.limit_bytes <= 0:
             return Miss(MissReason.BANK_OFF, 0)
-        rest = key[node.stop * ID_BYTES :]
-        common, nearest = node.common_ids(rest)
-        agreed = node.stop + common
-        for parent, run in (node.ending(key), (node, rest[: identity.grid * ID_BYTES]), (node, rest)):
-            lost = self._lost.get(name_run(parent, run)) if run else None
-            if lost is not None:
-                return Miss(lost, agreed)
-        if not rest or (identity.free and common * ID_BYTES == len(rest)):
-            there = self._best_spot(identity, node, key, need_tail=False).position == agreed
-            return Miss(MissReason.NO_TAIL if there else MissReason.NO_COVERAGE, agreed)
-        ended = nearest is None or (len(nearest.key) // ID_BYTES == common and not nearest.children)
-        parted = bool(node.children) and not (common and ended)
-        if usable < (agreed if identity.free else node.stop) and not (identity.free and parted):
-            return Miss(MissReason.NO_COVERAGE, agreed)
-        for other in self._tree.identities():
-            if self._tree.walk(other, key).stop > agreed:
-                return Miss(MissReason.IDENTITY_MISMATCH, agreed, ", ".join(identity.differing(other)))
-        if node.parent is None and not node.children:
-            return Miss(MissReason.COLD, 0)
-        if not identity.free and (common * ID_BYTES == len(rest) or rest[: common * ID_BYTES] + WHOLE in node.children):
-            return Miss(MissReason.OFF_GRID, agreed)
-        if agreed == 0:
-            return Miss(MissReason.NEW_PROMPT, 0)
-        return Miss(MissReason.PREFIX_DIVERGENCE if parted else MissReason.NEW_SUFFIX, agreed)
+        return explain(self._tree, self._lost, identity, key, node=node, usable=usable)
 
     def _count(self, found: Found) -> Found:
         self._counts["hits"] += found.length > 0

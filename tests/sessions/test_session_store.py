@@ -334,7 +334,7 @@ def test_restore_points_stay_within_their_budget_and_at_places_that_do_not_move(
         stride = GRID
         while len(text) // stride > budget - 1 and stride <= len(text):
             stride *= 2
-        anchors = {position for position in range(stride, len(text) + 1, stride)}
+        anchors = set(range(stride, len(text) + 1, stride))
         assert anchors <= at_once and anchors <= set(marks)
         found = bank.find([*text, 5])
         assert found.length == len(text)
