@@ -97,6 +97,7 @@ class Request:
         stop: strings that end the text; the match itself is not part of it.
         tools: what the model may call, in the form of the OpenAI API; templates see them, and calls are told apart.
         session: name of the conversation it is a turn of, whose state is kept for the next turn; None for none.
+        grammar: what the answer must be, from `polytoken.sampling.grammar.compile_grammar`; None for anything.
         ignore_eos: go on after end tokens (benchmarks), until `max_new_tokens`.
         limit_is_default: the caller named no limit, so `max_new_tokens` may shrink to what the context has room for.
         line: 1-based number of the input line it was read from, None for none; says nothing about what is asked.
@@ -115,6 +116,7 @@ class Request:
     stop: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     session: str | None = None
+    grammar: Any = field(default=None, compare=False, repr=False)
     ignore_eos: bool = False
     limit_is_default: bool = False
     line: int | None = field(default=None, compare=False)

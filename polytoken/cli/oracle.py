@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from polytoken.cli.oracle_compare import compare, schema
+from polytoken.cli.oracle_gate import gate
 from polytoken.cli.oracle_reference import reference
 from polytoken.cli.oracle_run import run
 
@@ -13,5 +14,5 @@ oracle = typer.Typer(
     help="Prove an engine right: receipts of real runs, comparison of two receipts, a gate for a checkpoint.",
     no_args_is_help=True,
 )
-for command in (run, compare, reference, schema):
+for command in (run, compare, gate, reference, schema):
     oracle.command()(command)

@@ -41,3 +41,17 @@ def refuse_denoising_limit(request: Request, *, lane: str) -> None:
             code="unsupported",
             field="max_denoising_steps",
         )
+
+
+def refuse_grammar(request: Request, *, lane: str) -> None:
+    """Refuse a grammar where tokens are not committed one after another under a mask.
+
+    Raises:
+        RequestError: `unsupported`.
+    """
+    if request.grammar is not None:
+        raise RequestError(
+            f"structured output is not supported by the {lane} lane, which commits whole parts of a canvas",
+            code="unsupported",
+            field="response_format",
+        )

@@ -44,6 +44,7 @@ class SourceRun:
         prompts: user turns.
         warmup: `prompt` and `max_generated_tokens` of the warm-up.
         warmup_result: how it ended.
+        counts_end: whether its server counts the id that ends an answer.
         bootstrap: whether the server had encoded its template's head before the first request.
     """
 
@@ -58,6 +59,7 @@ class SourceRun:
     prefill_chunk: int
     think: bool
     bootstrap: bool
+    counts_end: bool
 
     def limit(self, prompt_tokens: int) -> int:
         """Tokens that a turn may have. Raises UsageError when the context has no room."""
@@ -110,6 +112,7 @@ def parse_source(records: Sequence[Record], *, mtp: bool, canary: bool) -> Sourc
             prefill_chunk=settings["prefill_chunk"],
             think=settings["reasoning"] != "off",
             bootstrap=bool(start.get("bootstrap", True)),
+            counts_end=bool(start.get("counts_end", False)),
         )
     except KeyError as missing:
         raise UsageError(f"{_FLAG}: the source has no {missing}", field=_FLAG) from None

@@ -127,8 +127,8 @@ class Subject:
 
     def _identity(self, chunk: int | None) -> StateIdentity:
         lane: Any = self.lane
-        base = StateIdentity(checkpoint=str(self.about["identity"]), lane="ar", grid=chunk or self.chunk)
-        return replace(base, numerics=lane.bank.identity.numerics, template_hash=lane.bank.identity.template_hash)
+        loaded: StateIdentity = lane.bank.identity
+        return replace(loaded, lane="ar", grid=chunk or self.chunk, hidden_variant=None, history_policy=None)
 
     def _common(self) -> dict[str, Any]:
         lane: Any = self.lane

@@ -13,6 +13,7 @@ from polytoken.events import TokenLogprob
 from polytoken.request import SamplingParams
 from polytoken.sampling.choose import pick, top_logprobs
 from polytoken.sampling.draws import Draws, Purpose
+from polytoken.sampling.grammar import Grammar
 from polytoken.sampling.law import Distribution, Logits, finite_peak, shape
 from polytoken.sampling.penalties import Bias, TokenCounts, adjust
 
@@ -36,13 +37,23 @@ class TokenSampler:
         vocab_size: V, the length of every row.
         draws: the request's random numbers.
         counts: prompt and output ids for the penalties, None when no penalty is active.
+        constraint: what the grammar allows next, None without one.
     """
 
-    def __init__(self, params: SamplingParams, *, seed: int, vocab_size: int, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        vocab_size: int,
+        prompt_ids: Iterable[int] = (),
+        grammar: Grammar | None = None,
+    ) -> None:
         """Raises RequestError when `logit_bias` or, with penalties, the prompt names an id outside the vocabulary."""
         self.params = params
         self.vocab_size = vocab_size
         self.draws = Draws(seed)
+        self.constraint = None if grammar is None else grammar.open()
         self._bias = Bias(params.logit_bias, vocab_size=vocab_size) if params.logit_bias else None
         self.counts = (
             TokenCounts(prompt_ids=prompt_ids if params.repetition_penalty != 1.0 else (), vocab_size=vocab_size)
@@ -53,7 +64,12 @@ class TokenSampler:
     @property
     def needs_host(self) -> bool:
         """False when `device_greedy` on the untouched logits gives all that `choose` would."""
-        return not self.params.greedy or self.params.shapes_logits or self.params.logprobs is not None
+        return not self.chooses_on_device or self.params.logprobs is not None
+
+    @property
+    def chooses_on_device(self) -> bool:
+        """Whether the choice is the argmax of the untouched logits."""
+        return self.params.greedy and not self.params.shapes_logits and self.constraint is None
 
     def adjusted(self, logits: Logits, *, allowed: npt.NDArray[np.bool_] | None = None) -> Logits:
         """The row [V] after penalties, bias and mask (see `penalties.adjust`); the input is not written to.
@@ -63,6 +79,8 @@ class TokenSampler:
         """
         if logits.shape != (self.vocab_size,):
             raise ValueError(f"logits must have shape ({self.vocab_size},), not {logits.shape}")
+        if allowed is None and self.constraint is not None:
+            allowed = self.constraint.allowed()
         finite_peak(logits)  # before the penalties, which would hide an infinity by clipping it
         return adjust(logits, self.params, counts=self.counts, bias=self._bias, allowed=allowed)
 
@@ -93,6 +111,22 @@ class TokenSampler:
         """Take note of an id that has become part of the output."""
         if self.counts is not None:
             self.counts.observe(token_id)
+        if self.constraint is not None:
+            self.constraint.observe(token_id)
+
+    def mark(self) -> tuple[int, int]:
+        """A place to go back to: what is observed behind it may prove to be no part of the output."""
+        return (
+            0 if self.counts is None else self.counts.mark(),
+            0 if self.constraint is None else self.constraint.mark(),
+        )
+
+    def rollback(self, mark: tuple[int, int]) -> None:
+        """Forget what was observed since that mark."""
+        if self.counts is not None:
+            self.counts.rollback(mark[0])
+        if self.constraint is not None:
+            self.constraint.rollback(mark[1])
 
 
 def device_greedy(logits: mx.array) -> tuple[mx.array, mx.array]:

@@ -194,7 +194,7 @@ class _Target:
     adjusted: list[Logits] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._mark = 0 if self.sampler.counts is None else self.sampler.counts.mark()
+        self._mark = self.sampler.mark()
 
     def law(self, j: int) -> Distribution:
         """p_{j+1}."""
@@ -205,10 +205,9 @@ class _Target:
 
     def conclude(self, emitted: Window) -> None:
         """Count what was emitted, and nothing else: rejected drafts leave no trace."""
-        if self.sampler.counts is not None:
-            self.sampler.counts.rollback(self._mark)
-            for token_id in emitted:
-                self.sampler.observe(token_id)
+        self.sampler.rollback(self._mark)
+        for token_id in emitted:
+            self.sampler.observe(token_id)
 
 
 def check_drafts(drafts: Window, source: str) -> None:

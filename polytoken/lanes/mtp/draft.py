@@ -145,7 +145,7 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
     """
     d = min(cue.depth, cue.room)
     params = cue.sampler.params
-    if params.greedy and not params.shapes_logits:
+    if cue.sampler.chooses_on_device:
         ids, trusted = [], []
         for j in range(d):
             x, ok = device_greedy(logits)
@@ -157,8 +157,7 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
 
     drafts: list[int] = []
     laws: list[Distribution] = []
-    counts = cue.sampler.counts
-    mark = 0 if counts is None else counts.mark()
+    mark = cue.sampler.mark()
     waited = 0.0
     for j in range(d):
         yield from submit(logits)
@@ -173,6 +172,5 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
         if j + 1 < d:
             cue.sampler.observe(x_j)
             logits = advance(mx.array([[x_j]], dtype=mx.int32))
-    if counts is not None:
-        counts.rollback(mark)
+    cue.sampler.rollback(mark)
     return Draft(source, mx.array([drafts], dtype=mx.int32), tuple(laws), seconds=waited)

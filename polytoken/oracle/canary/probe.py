@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -104,7 +105,8 @@ class MlxProbe(Probe):
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(OSError):  # a word that a dead process did not read
+                    stream.close()
 
     def _ask(self, word: str) -> dict[str, float] | None:
         assert self._process.stdin is not None and self._process.stdout is not None

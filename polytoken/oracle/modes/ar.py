@@ -72,7 +72,7 @@ def _prefill_reference(subject: Subject, ids: Ids, receipts: Receipts) -> None:
     start = time.perf_counter()
     row = lane.open(request, ids)
     chunks = 1
-    while not row.prefill.step():
+    while not lane.prefill_step(row):
         chunks += 1
     receipts.write(
         "ar_prefill_reference",

@@ -24,6 +24,7 @@ from polytoken.oracle.turns import Turns, split_answer
 from polytoken.request import SamplingParams
 
 PREFILL_SCOPE: Final = "prompt_forwards_with_head_history_and_banking"
+SESSION: Final = "oracle-chat"
 _MIB: Final = 1 << 20
 
 
@@ -55,6 +56,8 @@ class Chat:
         else:
             self.lane = self.subject.mtp_lane(MtpSettings(depth=self.depth), cache_bytes=bank)
         self._turns = Turns(self.subject)
+        # Clients of a server name no session: their source knows prompts alone.
+        self.session = SESSION if self.source is None else None
 
     def run(self) -> None:
         """All turns. Raises MismatchError: `source_mismatch`, `no_natural_end`."""
@@ -84,7 +87,13 @@ class Chat:
         served = serve(
             self.lane,
             make_oracle_request(
-                ids, name=f"turn-{step}", sampling=self.sampling, seed=self.seed, limit=limit, room=room
+                ids,
+                name=f"turn-{step}",
+                sampling=self.sampling,
+                seed=self.seed,
+                limit=limit,
+                room=room,
+                session=self.session,
             ),
             self.receipts,
             progress="chat_prefill_progress",
@@ -126,6 +135,8 @@ class Chat:
             prompt_state_seconds=served.prefill_seconds,
             restore_seconds=None,  # within the prefill's
         )
+        if self.session is not None:
+            self.lane.remember(served.row, served.tokens)
         self.lane.close(served.row, keep=True)
         if self.source is not None:
             self._match(self.source, step, ids, served)
@@ -137,7 +148,7 @@ class Chat:
             step,
             prompt_tokens=len(ids),
             cached_tokens=served.row.cached_tokens,
-            completion_tokens=self._visible_count(served),
+            completion_tokens=self._completion_count(served),
             text=content if reasoning is None else f"{reasoning}</think>{content}",
         )
         self.receipts.write("chat_source_match", step=step, checks=checks)
@@ -177,7 +188,7 @@ class Chat:
             "cached_tokens": cached
             == (len(bootstrap) // self.subject.chunk * self.subject.chunk if told is None else told),
             "finish_reason": served.finish_reason == expected["finish_reason"],
-            "completion_tokens": self._visible_count(served) == expected["completion_tokens"],
+            "completion_tokens": self._completion_count(served) == expected["completion_tokens"],
         }
         require(checks, "the warm-up")
 
@@ -219,8 +230,10 @@ class Chat:
 
     def _boundaries(self, ids: Ids) -> list[int]:
         """Lengths of this prompt's prefixes that a later prompt can be restored from."""
-        stored = self.lane.bank.entries()
-        lengths = {len(entry.ids) for entry in stored if entry.restorable and entry.ids == ids[: len(entry.ids)]}
+        lengths: set[int] = set()
+        for entry in self.lane.bank.entries():
+            ends = {*entry.marks, *([len(entry.ids)] if entry.restorable else [])}
+            lengths |= {end for end in ends if end <= len(ids) and entry.ids[:end] == ids[:end]}
         return sorted(lengths)
 
     def _encode(self, messages: list[dict[str, Any]]) -> Ids:
@@ -233,7 +246,10 @@ class Chat:
     def _split(self, served: Served) -> tuple[str | None, str]:
         return split_answer(self.subject.visible(served.tokens), opened=self._turns.opens_reasoning)
 
-    def _visible_count(self, served: Served) -> int:
+    def _completion_count(self, served: Served) -> int:
+        """Tokens of an answer, as the source's server counts them."""
+        if self.source is not None and self.source.counts_end:
+            return len(served.tokens)
         return sum(token not in self.subject.eos_ids for token in served.tokens)
 
     def _report(self, event: str, **fields: Any) -> TakeIds:

@@ -59,7 +59,7 @@ def make_oracle_request(
     seed: int,
     limit: int | None,
     room: int,
-    ignore_eos: bool = False,
+    session: str | None = None,
 ) -> Request:
     """A request for ids as they stand; without a limit it may fill the context."""
     return Request(
@@ -68,7 +68,7 @@ def make_oracle_request(
         max_new_tokens=room if limit is None else min(limit, room),
         seed=seed,
         sampling=sampling,
-        ignore_eos=ignore_eos,
+        session=session,
     )
 
 

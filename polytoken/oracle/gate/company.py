@@ -1,0 +1,64 @@
+"""Company and seeds: an answer depends on its own request, not on its neighbours nor on when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from polytoken.lanes.base import Lane
+from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.oracle.gate.matrix import Matrix
+from polytoken.oracle.gate.outcome import Outcome, equal
+from polytoken.oracle.gate.running import GREEDY, answer, answer_all, ask, first_parting
+from polytoken.oracle.subject import Subject
+from polytoken.request import Request, SamplingParams
+
+
+def check_company(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+    """Greedy and sampled requests side by side give what each gives alone."""
+    requests = _requests(subject, matrix)
+    for name, lane in _lanes(subject, matrix):
+        together = answer_all(lane, requests)
+        for request, item in zip(requests, together, strict=True):
+            alone = answer(lane, request).tokens
+            place = first_parting(alone, item.tokens)
+            case = {"lane": name, "request": request.request_id, "neighbours": len(requests) - 1}
+            yield equal("alone = in company", case, place is None, position=place)
+
+
+def check_seeds(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+    """The same seed gives the same answer; of several seeds not all give one."""
+    prompt, ids = matrix.prompt_ids(subject)[0]
+    sampling = _sampling(matrix)
+    for name, lane in _lanes(subject, matrix):
+        first, second = (
+            [answer(lane, ask("seed", ids, matrix.new_tokens, sampling=sampling, seed=s)).tokens for s in range(4)]
+            for _ in range(2)
+        )
+        place = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
+        differ = len({tuple(tokens) for tokens in first})
+        yield equal(
+            "seed gives one answer", {"lane": name, "prompt": prompt}, place is None, seed=place, answers=differ
+        )
+
+
+def _requests(subject: Subject, matrix: Matrix) -> list[Request]:
+    prompts = matrix.prompt_ids(subject)
+    made = []
+    for index in range(4):
+        prompt, ids = prompts[index % len(prompts)]
+        sampling = GREEDY if index % 2 == 0 else _sampling(matrix)
+        count = matrix.new_tokens - index  # they leave one after the other
+        made.append(ask(f"{index}: {prompt}", ids, max(count, 2), sampling=sampling, seed=index))
+    return made
+
+
+def _lanes(subject: Subject, matrix: Matrix) -> list[tuple[str, Lane[Any]]]:
+    lanes: list[tuple[str, Lane[Any]]] = [("ar", subject.ar_lane())]
+    if matrix.depths:
+        lanes.append(("mtp", subject.mtp_lane(MtpSettings(depth=max(matrix.depths)))))
+    return lanes
+
+
+def _sampling(matrix: Matrix) -> SamplingParams:
+    return SamplingParams(matrix.temperature, top_p=matrix.top_p, top_k=matrix.top_k)

@@ -1,0 +1,107 @@
+"""The sampled law: whether the tokens a lane draws follow the law that the network's own rows give.
+
+Every token y drawn behind a text x has the law p( . | x), whatever was drafted. With log-probabilities as the score,
+
+    S = sum (log p(y) + H),  H = -sum p log p,  V = sum (sum p (log p)^2 - H^2)
+
+is a sum of differences with mean 0 whose variance is V, so z = S / sqrt(V) is nearly normal. Beside it, the place
+u of y in the ranking of p (smoothed by a uniform number) is uniform: its ten bins are held to a chi-square. A lane that
+accepts too many drafts draws unlikely tokens too often; one that accepts too few shows in the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.models.base import CausalModel
+from polytoken.oracle.fingerprint import fetch
+from polytoken.oracle.gate.matrix import Matrix
+from polytoken.oracle.gate.outcome import Outcome
+from polytoken.oracle.gate.running import answer, ask
+from polytoken.oracle.subject import Ids, Subject
+from polytoken.request import SamplingParams
+from polytoken.sampling.law import Distribution, shape
+
+BINS: Final = 10
+MOST_Z: Final = 4.5  # a right lane passes it once in 150,000 gates
+MOST_CHI_SQUARE: Final = 40.0  # of nine degrees of freedom: once in 130,000
+_TINY: Final = 1e-9  # a support may change at its edge by rounding
+
+
+@dataclass
+class Evidence:
+    """What was seen of one lane's draws."""
+
+    rng: np.random.Generator
+    score: float = 0.0
+    variance: float = 0.0
+    draws: int = 0
+    impossible: list[tuple[int, int]] = field(default_factory=list)
+    bins: list[int] = field(default_factory=lambda: [0] * BINS)
+
+    def add(self, law: Distribution, token: int, *, run: int, position: int) -> None:
+        """One token and the law it should have."""
+        p = law.probs
+        logs = np.log(p)
+        entropy = float(-(p * logs).sum())
+        self.draws += 1
+        mass = law.probability(token)
+        if mass <= _TINY:
+            self.impossible.append((run, position))
+            return
+        self.score += float(np.log(mass)) + entropy
+        self.variance += float((p * logs**2).sum()) - entropy**2
+        before = float(p[(p > mass) | ((p == mass) & (law.ids < token))].sum())
+        self.bins[min(int((before + self.rng.random() * mass) * BINS), BINS - 1)] += 1
+
+    @property
+    def z(self) -> float:
+        return self.score / max(self.variance, 1e-12) ** 0.5
+
+    @property
+    def chi_square(self) -> float:
+        expected = max(sum(self.bins), 1) / BINS
+        return sum((count - expected) ** 2 / expected for count in self.bins)
+
+
+def check_law(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+    """The law of the AR lane, and of the MTP lane at every depth."""
+    lanes: list[tuple[str, Any]] = [("ar", None), *(("mtp", depth) for depth in matrix.depths)]
+    sampling = SamplingParams(matrix.temperature, top_p=matrix.top_p, top_k=matrix.top_k)
+    for name, depth in lanes:
+        lane = subject.ar_lane() if depth is None else subject.mtp_lane(MtpSettings(depth=depth))
+        evidence = Evidence(np.random.default_rng(0))
+        prompts = sorted((ids for _, ids in matrix.prompt_ids(subject)), key=len)[: matrix.prompts]
+        for run in range(matrix.seeds):
+            ids = prompts[run % len(prompts)]
+            drawn = answer(lane, ask(f"law {run}", ids, matrix.new_tokens, sampling=sampling, seed=1000 + run)).tokens
+            for position, law in enumerate(_laws(subject.model, ids, drawn, sampling)):
+                evidence.add(law, drawn[position], run=run, position=position)
+        holds = abs(evidence.z) <= MOST_Z and evidence.chi_square <= MOST_CHI_SQUARE and not evidence.impossible
+        yield Outcome(
+            check="sampled law",
+            case={"lane": name, "depth": depth, "draws": evidence.draws},
+            verdict="identical" if holds else "different",
+            detail={
+                "z": evidence.z,
+                "chi_square": evidence.chi_square,
+                "bins": evidence.bins,
+                "impossible": evidence.impossible[:3],
+            },
+        )
+
+
+def _laws(model: CausalModel, ids: Ids, drawn: list[int], sampling: SamplingParams) -> Iterator[Distribution]:
+    """The law of every drawn token, from one forward of the whole text."""
+    text = mx.array([[*ids, *drawn[:-1]]], dtype=mx.int32)
+    hidden = model.forward(text, model.make_cache(), keep=len(drawn))
+    rows = fetch({"logits": model.project(hidden.post[0])})["logits"]
+    assert rows is not None
+    for row in rows:
+        yield shape(row, sampling)
