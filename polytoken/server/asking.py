@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from polytoken.errors import PolytokenError
 from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed, parse_sampling, parse_stop
-from polytoken.server.errors import bad_request, from_engine, unsupported
+from polytoken.server.errors import bad_request, from_engine
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt
-from polytoken.server.records import ResponseFormat, Sampled
+from polytoken.server.records import Sampled
 
 _SAMPLING: Final = (
     "temperature",
@@ -107,13 +107,3 @@ def check_choices(body: Sampled, most: int) -> None:
     """
     if body.n is not None and body.n > most:
         raise bad_request(f"n must be at most {most}, not {body.n}", param="n")
-
-
-def check_format(model: Model, form: ResponseFormat | None) -> None:
-    """Refuse structured output where it cannot be promised.
-
-    Raises:
-        ApiError: 400.
-    """
-    if form is not None and form.type != "text":
-        raise unsupported(f"response_format {form.type} is not supported by {model.name}", param="response_format")

@@ -12,15 +12,16 @@ from starlette.responses import Response
 
 from polytoken.events import Event, GenerationResult, Token, ToolCall
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of, usage_of
-from polytoken.server.asking import answer_headers, check_choices, check_format, new_id, requests_of
+from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of
 from polytoken.server.body import read_record
-from polytoken.server.errors import ApiError, unsupported
+from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import chat_logprobs
 from polytoken.server.pool import Model
 from polytoken.server.prompt import chat_prompt, check_room
 from polytoken.server.records import ChatRequest
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
 from polytoken.text.toolcalls import TAGGED, ToolCallParser, tool_markup
 
@@ -66,7 +67,6 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat:
     """Check the call against the model, and queue its requests."""
-    check_format(model, body.response_format)
     tools = tools_of(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -74,6 +74,14 @@ async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat
     messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
     prompt = await chat_prompt(model, messages, think=think, tools=tools, extra=body.chat_template_kwargs)
     check_room(model, prompt, state.settings.max_context)
+    grammar = await grammar_of(
+        model,
+        prompt,
+        body.response_format,
+        forced=forced_tools(body, tools),
+        several=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
+        budget=body.thinking_budget,
+    )
     answer_id = new_id("chatcmpl-")
     requests = requests_of(
         model,
@@ -83,7 +91,7 @@ async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat
         limit=body.max_completion_tokens or body.max_tokens,
         cap=state.settings.max_new_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        extra={"tools": tuple(tools), "think": think},
+        extra={"tools": tuple(tools), "think": think, "grammar": grammar},
     )
     turn = state.open_turn(model, requests)
     spelled = tools and tool_markup(model.tokenizer.chat_template) is None
@@ -105,18 +113,31 @@ def thinks(body: ChatRequest) -> bool:
 
 
 def tools_of(body: ChatRequest) -> list[dict[str, Any]]:
-    """What the model may call in this turn.
+    """What the model may call in this turn."""
+    if body.tool_choice == "none":
+        return []
+    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+
+
+def forced_tools(body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools of which one must be called; none where the model is free.
 
     Raises:
         ApiError: 400 for a choice that names no tool.
     """
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     choice = body.tool_choice
-    if choice == "none":
+    if choice in (None, "none", "auto"):
         return []
-    if choice in (None, "auto"):
-        return tools
-    raise unsupported("only the tool_choice none and auto are supported by this model", param="tool_choice")
+    if choice == "required":
+        if not tools:
+            raise bad_request("tool_choice required needs tools", param="tool_choice")
+        return list(tools)
+    named = choice.get("function", choice) if isinstance(choice, dict) else {}
+    name = named.get("name") if isinstance(named, dict) else None
+    chosen = [tool for tool in tools if tool["function"]["name"] == name]
+    if not chosen:
+        raise bad_request(f"tool_choice names no tool of this request: {name!r}", param="tool_choice")
+    return chosen
 
 
 async def answer(request: HttpRequest, chat: Chat) -> Response:

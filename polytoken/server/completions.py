@@ -12,16 +12,17 @@ from starlette.responses import Response
 
 from polytoken.events import Event, GenerationResult, Token, TokenLogprob
 from polytoken.server.answer import Answer, stats_of, usage_of
-from polytoken.server.asking import answer_headers, check_choices, check_format, new_id, requests_of
+from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of
 from polytoken.server.body import read_record
 from polytoken.server.chat import fingerprint
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import completion_logprobs
 from polytoken.server.pool import Model
-from polytoken.server.prompt import check_room, text_prompt
+from polytoken.server.prompt import Prompt, check_room, text_prompt
 from polytoken.server.records import CompletionRequest
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
 
 
@@ -77,12 +78,12 @@ def _refuse(body: CompletionRequest) -> None:
 
 
 async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Completion:
-    check_format(model, body.response_format)
     prompts = [await text_prompt(model, text) for text in _texts(body)]
     for prompt in prompts:
         check_room(model, prompt, state.settings.max_context)
     if len(prompts) * (body.n or 1) > state.settings.max_choices:
         raise bad_request(f"prompts times n must be at most {state.settings.max_choices}", param="prompt")
+    grammar = await grammar_of(model, Prompt(()), body.response_format)
     answer_id = new_id("cmpl-")
     requests = requests_of(
         model,
@@ -92,6 +93,7 @@ async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Co
         limit=16 if body.max_tokens is None else body.max_tokens,  # OpenAI's default for this endpoint
         cap=state.settings.max_new_tokens,
         logprobs=body.logprobs,
+        extra={"grammar": grammar},
     )
     turn = state.open_turn(model, requests)
     return Completion(model, body, turn, [Answer() for _ in requests], answer_id, int(time.time()), [0] * len(requests))
