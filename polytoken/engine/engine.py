@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from polytoken.cache import branches
-from polytoken.cache.answers import SessionReport
+from polytoken.engine import sessions
 from polytoken.engine.intake import Counted, Intake
 from polytoken.engine.job import Label, Sink, TextPort
 from polytoken.engine.limits import SchedulerLimits
@@ -37,6 +36,9 @@ from polytoken.events import (
 )
 from polytoken.lanes.base import Lane
 from polytoken.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from polytoken.cache.answers import SessionReport
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -287,7 +289,7 @@ class Engine:
 
     def committed(self, session: str) -> tuple[int, ...] | None:
         """Ids of all turns of a session so far, prompts and answers; None before its first turn has ended."""
-        return self.call(lambda loaded: loaded.lane.bank.sessions.committed(session))
+        return self.call(lambda loaded: sessions.committed(loaded.lane, session))
 
     def snapshot(self, name: str, session: str) -> int:
         """Give what a session has come to a name, under which it stays; the tokens of it.
@@ -295,11 +297,11 @@ class Engine:
         Raises:
             UsageError: `unknown_session`.
         """
-        return self.call(lambda loaded: branches.take_snapshot(loaded.lane.bank, name, session))
+        return self.call(lambda loaded: sessions.snapshot(loaded.lane, name, session))
 
     def drop_snapshot(self, name: str) -> bool:
         """Forget a named snapshot; False when there is none of this name."""
-        return self.call(lambda loaded: branches.drop_snapshot(loaded.lane.bank, name))
+        return self.call(lambda loaded: sessions.drop_snapshot(loaded.lane, name))
 
     def fork(self, source: str, session: str) -> int:
         """Begin a session where another one, or a named snapshot, stands; they share memory until they part.
@@ -307,7 +309,7 @@ class Engine:
         Raises:
             UsageError: `unknown_session`, `session_exists`.
         """
-        return self.call(lambda loaded: branches.fork_session(loaded.lane.bank, source, session))
+        return self.call(lambda loaded: sessions.fork(loaded.lane, source, session))
 
     def restore(self, name: str, session: str) -> int:
         """Put a session, new or not, to where a named snapshot stands; the tokens of it.
@@ -315,19 +317,19 @@ class Engine:
         Raises:
             UsageError: `unknown_snapshot`.
         """
-        return self.call(lambda loaded: branches.restore_session(loaded.lane.bank, name, session))
+        return self.call(lambda loaded: sessions.restore(loaded.lane, name, session))
 
     def clear(self, session: str | None = None) -> int:
         """Forget a session and what only it stored, or everything; the number of stored runs dropped."""
-        return self.call(lambda loaded: loaded.lane.bank.clear(session))
+        return self.call(lambda loaded: sessions.clear(loaded.lane, session))
 
     def sessions(self) -> list[SessionReport]:
         """What is held for each session, least recently used first."""
-        return self.call(lambda loaded: branches.report_sessions(loaded.lane.bank))
+        return self.call(lambda loaded: sessions.sessions(loaded.lane))
 
     def snapshots(self) -> list[SessionReport]:
         """What is held for each named snapshot, the oldest first."""
-        return self.call(lambda loaded: branches.report_snapshots(loaded.lane.bank))
+        return self.call(lambda loaded: sessions.snapshots(loaded.lane))
 
     # -- many requests -----------------------------------------------------------------------------------------
 

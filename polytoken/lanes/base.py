@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from polytoken.cache.bank import StateBank
 from polytoken.events import TokenLogprob
 from polytoken.request import Request
 
@@ -90,7 +89,7 @@ class Lane(ABC, Generic[RowT]):
 
     name: str
     execution: str
-    bank: StateBank
+    bank: Any  # a StateBank; bookkeeping that needs no MLX reads this file
     prefill_observer: PrefillObserver | None = None
 
     def tell_prefill(self, row: RowT) -> None:
