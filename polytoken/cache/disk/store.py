@@ -156,7 +156,7 @@ class DiskStore:
     def names(self, space: str) -> list[FileName]:
         """The records known in one folder of records, least recently written first."""
         with self._change:
-            return [name for name in [*self._stored, *self._pending] if name.space == space]
+            return [name for name in {**self._stored, **dict.fromkeys(self._pending)} if name.space == space]
 
     def touch(self, names: Sequence[FileName]) -> None:
         """Make records the most recently used, in this order. Done in the background."""

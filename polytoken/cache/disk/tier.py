@@ -307,7 +307,7 @@ class DiskTier(SecondTier):
                 outcome = self._offer_mark(space, run.digest, mark)
             else:
                 self._unwritten.setdefault(run.digest, {})[mark.position] = weakref.ref(mark)
-        if outcome in (DiskPut.BUSY, DiskPut.NO_PARENT):
+        if outcome is DiskPut.BUSY or (outcome is DiskPut.NO_PARENT and run.parent in self._debts):
             self._debts.setdefault(run.digest, _Debt.of(run))
             if len(self._debts) > _REMEMBERED_DEBTS:
                 self._debts.popitem(last=False)

@@ -1,0 +1,144 @@
+"""Going on from what an earlier process left on disk gives, bit for bit, what a cold run gives.
+
+`Talks.say` compares logits, states, head histories and tokens of every turn with a run that stores nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from disk_records import folder_bytes
+from disk_talks import DiskTalks, restore_often
+from session_talks import KINDS
+
+from polytoken.cache.disk.folder import Folder
+from polytoken.cache.disk.record import read_header
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(tmp_path: Path, kind: str) -> None:
+    """E12 too: speculating or not, only the new text is computed."""
+    run = DiskTalks(tmp_path, kind)
+    text: tuple[int, ...] = tuple(range(20, 61))
+    for turn in range(4):
+        row = run.talks.say("a", text, count=5 + turn)
+        assert row.cached_tokens == (0 if turn == 0 else len(text) - 3)
+        run.restart()
+        assert run.talks.bank.sessions.committed("a") == run.talks.texts["a"]
+        text = (*run.talks.texts["a"], 100 + turn, 101, 102)
+    run.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_e07_restores_at_any_position(tmp_path: Path, kind: str) -> None:
+    """E07: also in the middle of blocks. `benchmarks/disk_trials.py` makes two hundred, with 64 tokens behind each."""
+    restore_often(tmp_path, kind, history=50, restores=8, count=4)
+
+
+@pytest.mark.parametrize("kind", ["sliding", "mtp hybrid"])
+@pytest.mark.parametrize("memory", [150_000, 1 << 28])
+def test_random_talks_with_restarts_evictions_and_damage(tmp_path: Path, kind: str, memory: int) -> None:
+    """E07, E09: both budgets too small, files damaged now and then, the folder watched: never a wrong bit."""
+    limit, most = 100_000 if kind == "sliding" else 300_000, 0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not stop.is_set():
+            most = max(most, folder_bytes(tmp_path))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    draws = random.Random(memory)
+    run = DiskTalks(tmp_path, kind, memory=memory, disk=limit)
+    evicted = 0
+    for _ in range(20):
+        step, name = draws.random(), draws.choice("abc")
+        more = tuple(draws.randrange(10, 14) for _ in range(draws.randrange(1, 9)))
+        text = run.talks.texts.get(name, (1, 2, 3))
+        if step < 0.5:
+            run.talks.say(name, (*text, *more), count=draws.randrange(1, 7))
+        elif step < 0.6:
+            run.talks.say(name, (*text[: draws.randrange(len(text))], *more), count=2)
+        elif step < 0.7:
+            run.talks.say(None, (1, 2, 3, *more), count=2)
+        elif step < 0.75:
+            run.talks.clear(name)
+        else:
+            run.tier.store.flush(10)
+            counts = run.tier.store.statistics()
+            evicted += counts.evictions
+            if step < 0.85:
+                damage_one(tmp_path, draws)
+            run.restart()
+    run.close()
+    stop.set()
+    watcher.join()
+    assert most <= limit
+    assert evicted
+
+
+def damage_one(root: Path, draws: random.Random) -> None:
+    files = sorted(root.glob("v*/*/*.safetensors"))
+    if files:
+        path = draws.choice(files)
+        data = bytearray(path.read_bytes())
+        data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
+        path.write_bytes(data)
+
+
+def test_a_damaged_run_costs_what_is_behind_it(tmp_path: Path) -> None:
+    """E07: the rest of the chain is computed again, and stored again."""
+    run = DiskTalks(tmp_path, "hybrid")
+    run.talks.say("a", tuple(range(20, 61)), count=5)
+    run.close()
+    runs = {}
+    for path in tmp_path.glob("v*/*/*.safetensors"):
+        header = read_header(path)
+        assert header is not None
+        if header.kind == "run":
+            runs[header.meta["start"]] = path
+    runs[16].write_bytes(runs[16].read_bytes()[:-1])
+    again = DiskTalks(tmp_path, "hybrid")
+    assert again.talks.say(None, tuple(range(20, 61)), count=5).cached_tokens < 24
+    assert again.tier.store.statistics().refused == {"truncated": 1}
+    again.restart()
+    assert again.talks.say(None, (*range(20, 61), 7, 8), count=5).cached_tokens >= 40
+    again.close()
+
+
+def test_e08_states_of_another_program_or_machine_are_a_miss(tmp_path: Path) -> None:
+    """E08: what made them is part of their name."""
+    for environment, cached in (("one", 0), ("other", 0), ("one", 41)):
+        run = DiskTalks(tmp_path, "dense", environment=environment)
+        row = run.talks.say("a", (*range(20, 61), 5), count=3)
+        assert row.cached_tokens >= cached and (cached or row.cached_tokens == 0)
+        assert [each.name for each in run.tier.sessions()] == ["a"]
+        run.close()
+
+
+def test_a_cleared_session_does_not_come_back(tmp_path: Path) -> None:
+    run = DiskTalks(tmp_path, "mtp hybrid")
+    run.talks.say("a", tuple(range(20, 61)), count=5)
+    run.talks.say("b", tuple(range(70, 90)), count=5)
+    run.talks.clear("a")
+    run.restart()
+    assert run.talks.bank.sessions.committed("a") is None
+    assert run.talks.bank.sessions.committed("b") is not None
+    assert run.talks.say("a", tuple(range(20, 61)), count=5).cached_tokens == 0
+    run.close()
+
+
+def test_a_run_that_the_disk_was_too_slow_for_is_written_later(tmp_path: Path) -> None:
+    run = DiskTalks(tmp_path, "dense")
+    run.tier.store.pending_limit = 13_000  # two runs
+    text = tuple(range(20, 120))
+    with Folder(tmp_path).locked():  # another process is at work
+        run.talks.say("a", text, count=3)
+        assert run.tier.statistics()["behind"] > 0
+    run.restart()
+    assert run.talks.say("a", (*run.talks.texts["a"], 5), count=3).cached_tokens == len(run.talks.texts["a"]) - 4
+    run.close()
