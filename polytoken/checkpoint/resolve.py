@@ -27,6 +27,7 @@ HUB_PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 LONGEST_NAME: Final = 4095  # characters of a path, and of anything else that names a model
 PROBE_TIMEOUT_S: Final = 20.0  # for the one question whether the hub answers; name look-ups have no limit of their own
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_ID: Final = 96
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DRIVE: Final = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -114,7 +115,8 @@ def resolve(
             code="bad_revision",
             field="revision",
         )
-    if _HUB_ID.fullmatch(repo) is None or ".." in repo or "--" in repo:
+    refused = ".." in repo or "--" in repo or repo.endswith(("-", ".", ".git")) or len(repo) > _LONGEST_ID
+    if _HUB_ID.fullmatch(repo) is None or refused:  # what the hub's client would refuse, in its own words
         raise _unknown(text)
     return _resolve_hub(repo, revision=pinned or revision, offline=offline, progress=progress)
 
