@@ -36,6 +36,23 @@ class CanvasOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class SoftPart:
+    """The scores of one vocabulary chunk, ids from `start` to `stop`, as shares of their largest.
+
+    Attributes:
+        top: float32 [R], largest score of the chunk.
+        shares: float32 [R, stop - start], exp(score - top).
+        total: float32 [R], their sum.
+    """
+
+    start: int
+    stop: int
+    top: mx.array
+    shares: mx.array
+    total: mx.array
+
+
+@dataclass(frozen=True, eq=False)
 class SoftSum:
     """Softmax-weighted sum of table rows over the vocabulary chunks seen so far; see `CanvasModel.soft_add`.
 
@@ -243,8 +260,8 @@ class CanvasModel(ABC):
         """Logits float32 [R, stop - start] of the vocabulary range for hidden rows [R, H], softcap applied."""
 
     @abstractmethod
-    def soft_add(self, total: SoftSum | None, scores: mx.array, start: int, stop: int) -> SoftSum:
-        """`total` with the scores float32 [R, stop - start] of one more vocabulary chunk; None begins a sum.
+    def soft_add(self, total: SoftSum | None, part: SoftPart) -> SoftSum:
+        """`total` with one more vocabulary chunk; None begins a sum.
 
         A lane that goes through the vocabulary anyway feeds its tempered scores here, chunk by chunk, instead of
         calling `soft_embedding`, which would compute them again.
@@ -260,7 +277,10 @@ class CanvasModel(ABC):
         total: SoftSum | None = None
         for start in range(0, self.vocab_size, chunk):
             stop = min(start + chunk, self.vocab_size)
-            total = self.soft_add(total, self.project(flat, start, stop) / temperature, start, stop)
+            scores = self.project(flat, start, stop) / temperature
+            top = mx.max(scores, axis=-1)
+            shares = mx.exp(scores - top[:, None])
+            total = self.soft_add(total, SoftPart(start, stop, top, shares, mx.sum(shares, axis=-1)))
             mx.async_eval(total.top, total.total, total.rows)  # so that no two chunks of scores live at once
         assert total is not None  # V > 0
         return self.soft_signal(total)

@@ -23,8 +23,8 @@ from polytoken.errors import UsageError
 Project = Callable[[mx.array, int, int], mx.array]
 """(flat [R, H], start, stop) -> logits [R, stop - start] of the ids from start to stop, the softcap applied."""
 
-Fold = Callable[[Any, mx.array, int, int], Any]
-"""(total | None, scores float32 [R, stop - start], start, stop) -> total, a dataclass of arrays; None begins."""
+Fold = Callable[[Any, "Chunk"], Any]
+"""(total | None, chunk) -> total, a dataclass of arrays; None begins."""
 
 _U_LOW: Final = 1.17549435e-38  # uniforms are kept off 0 and 1, where the Gumbel value is infinite
 _U_HIGH: Final = 1.0 - 1.19209290e-7
@@ -116,7 +116,7 @@ def vocabulary_statistics(
         vocab_size: V.
         noise: the uniforms; `candidates` is asked once, or `span` once per chunk.
         seen: bool [V], ids that the repetition penalty applies to; None for none.
-        fold: is given every chunk's scores, to gather something else from them in the same sweep.
+        fold: is given every chunk, to gather something else from them in the same sweep.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     truncated = bool(rule.top_k)
@@ -126,18 +126,40 @@ def vocabulary_statistics(
     for start in range(0, vocab_size, rule.chunk):
         stop = min(start + rule.chunk, vocab_size)
         s = _scores(project(flat, start, stop), rule, None if seen is None else seen[start:stop])
-        moments = _absorb(moments, s, start)
+        swept = _sweep(s, start)
+        moments = _absorb(moments, swept)
         if truncated:
             best = _keep(best, s, start, min(rule.top_k or 0, vocab_size))
         else:
             best = _race(best, s, start, noise.span(start, stop))
         if fold is not None:
-            folded = fold(folded, s, start, stop)
+            folded = fold(folded, swept)
         # Without this the graph of the last chunk would keep every chunk's scores alive.
         mx.async_eval(*_arrays(moments), *_arrays(best), *_arrays(folded))
     assert moments is not None and best is not None
     chosen, score = _draw(best, moments.peak, rule, noise) if truncated else (best.ids[:, 0], best.scores[:, 0])
     return _conclude(moments, chosen, score, flat, folded)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The scores of the ids from `start` to `stop`, and what has been worked out of them.
+
+    Attributes:
+        scores: float32 [R, stop - start].
+        greedy: int32 [R], the best id.
+        peak: float32 [R], its score.
+        shares: float32 [R, stop - start], exp(score - peak): the one costly function of every score, for everybody.
+        total: float32 [R], their sum.
+    """
+
+    start: int
+    stop: int
+    scores: mx.array
+    greedy: mx.array
+    peak: mx.array
+    shares: mx.array
+    total: mx.array
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,19 +199,19 @@ def _scores(logits: mx.array, rule: VocabularyRule, seen: mx.array | None) -> mx
     return z if rule.temperature == 1.0 else z / rule.temperature
 
 
-def _absorb(before: _Moments | None, s: mx.array, start: int) -> _Moments:
-    """The moments with the scores [R, w] of the next chunk added."""
-    index = mx.argmax(s, axis=-1)
-    peak = mx.take_along_axis(s, index[:, None], axis=-1)
-    shifted = s - peak
-    e = mx.exp(shifted)
-    chunk = _Moments(
-        peak=peak[:, 0],
-        greedy=index.astype(mx.int32) + start,
-        total=mx.sum(e, axis=-1),
-        weighted=mx.sum(e * shifted, axis=-1),
-    )
-    return chunk if before is None else _merge(before, chunk)
+def _sweep(s: mx.array, start: int) -> Chunk:
+    """The scores [R, w] of the ids from `start`, with their peak and their shares of it."""
+    peak = mx.max(s, axis=-1, keepdims=True)
+    shares = mx.exp(s - peak)
+    greedy = mx.argmax(s, axis=-1).astype(mx.int32) + start
+    return Chunk(start, start + s.shape[1], s, greedy, peak[:, 0], shares, mx.sum(shares, axis=-1))
+
+
+def _absorb(before: _Moments | None, chunk: Chunk) -> _Moments:
+    """The moments with the next chunk added."""
+    weighted = mx.sum(chunk.shares * (chunk.scores - chunk.peak[:, None]), axis=-1)
+    moments = _Moments(chunk.peak, chunk.greedy, chunk.total, weighted)
+    return moments if before is None else _merge(before, moments)
 
 
 def _merge(a: _Moments, b: _Moments) -> _Moments:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from polytoken.errors import RequestError, UsageError
 from polytoken.lanes.canvas.keys import KeyedNoise
 from polytoken.lanes.canvas.seen import SeenIds
-from polytoken.sampling.vocabulary import VocabularyRule, VocabularyStatistics, vocabulary_statistics
+from polytoken.sampling.vocabulary import Chunk, VocabularyRule, VocabularyStatistics, vocabulary_statistics
 
 quick = settings(max_examples=25, deadline=None)
 
@@ -225,8 +225,10 @@ def test_a_fold_sees_every_score_once() -> None:
     rng = np.random.default_rng(2)
     logits = rng.normal(size=(3, 50)).astype(np.float32)
 
-    def fold(before: Total | None, s: mx.array, start: int, stop: int) -> Total:
-        part = s @ mx.arange(start, stop, dtype=mx.float32)
+    def fold(before: Total | None, chunk: Chunk) -> Total:
+        part = chunk.scores @ mx.arange(chunk.start, chunk.stop, dtype=mx.float32)
+        restored = mx.log(chunk.shares) + chunk.peak[:, None]
+        assert mx.allclose(restored, chunk.scores, atol=1e-4) and mx.allclose(chunk.shares.sum(axis=-1), chunk.total)
         return Total(part if before is None else before.total + part)
 
     table = mx.array(logits)

@@ -166,8 +166,15 @@ class _Step:
     stop_string: str | None = None
 
 
-def mixed_requests(vocab_size: int) -> list[Request]:
-    """Eight requests that differ in all that a lane may confuse: two share a prompt, several a beginning."""
+def mixed_requests(vocab_size: int, *, count: int = 8) -> list[Request]:
+    """Requests, by eights, that differ in all that a lane may confuse: two share a prompt, several a beginning."""
+    if count > 8:
+        eights = [
+            replace(each, request_id=f"{each.request_id}{lap}", seed=each.seed + 11 * lap)
+            for lap in range(-(-count // 8))
+            for each in mixed_requests(vocab_size)
+        ]
+        return eights[:count]
     base = [(7 * i + 3) % (vocab_size - 10) + 5 for i in range(40)]
     penalised = SamplingParams(repetition_penalty=1.3)
 

@@ -29,6 +29,7 @@ from polytoken.models.canvas import (
     CanvasTokens,
     CommitSettings,
     Cost,
+    SoftPart,
     SoftSum,
 )
 from polytoken.models.latent.state import LatentState
@@ -139,9 +140,8 @@ class ScriptedCanvas(CanvasModel):
         self.fault("sweep", owner(flat))
         return flat[:, start:stop]
 
-    def soft_add(self, total: SoftSum | None, scores: mx.array, start: int, stop: int) -> SoftSum:
-        one = mx.ones((scores.shape[0],))
-        return SoftSum(one, one, mx.zeros((scores.shape[0], self.hidden_size)))
+    def soft_add(self, total: SoftSum | None, part: SoftPart) -> SoftSum:
+        return SoftSum(part.top, part.total, mx.zeros((part.top.shape[0], self.hidden_size)))
 
     def soft_signal(self, total: SoftSum) -> mx.array:
         return total.rows[None]

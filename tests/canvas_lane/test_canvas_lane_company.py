@@ -75,6 +75,37 @@ def test_in_company(kind: str, runtime: Runtime, requests: list[Request], alone:
     assert 1 <= totals["max_inflight_denoises"] <= min(how["depth"], lane.capacity)
 
 
+@pytest.fixture(scope="module")
+def forty(runtime: Runtime) -> list[Request]:
+    V = runtime.model.vocab_size
+    return [replace(each, max_new_tokens=min(each.max_new_tokens, 5)) for each in mixed_requests(V, count=40)]
+
+
+@pytest.fixture(scope="module")
+def forty_alone(kind: str, runtime: Runtime, forty: list[Request]) -> dict[str, tuple[int, ...]]:
+    lane = open_lane(runtime, replace(SETTINGS[kind], pipeline_depth=1), max_rows=1)
+    return {name: ids for request in forty for name, ids in serve(lane, [request]).ids.items()}
+
+
+WAYS = {
+    "cohorts of 2": (2, 1, 64, 0),
+    "cohorts of 4": (4, 2, 100, 64 << 20),
+    "cohorts of 8": (8, 3, 4096, 9000),
+    "cohorts of 8, depth 4": (8, 4, 64, 9000),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_forty_mixed_requests_are_the_same_in_any_cohort(
+    kind: str, runtime: Runtime, forty: list[Request], forty_alone: dict[str, tuple[int, ...]], way: str
+) -> None:
+    """Cohorts of 2, 4 and 8, depths 1 to 4, chunks of 64 to the whole vocabulary, a prefix cache on, off and tiny."""
+    cohort, depth, chunk, cache = WAYS[way]
+    settings = replace(SETTINGS[kind], pipeline_depth=depth, vocab_chunk=chunk)
+    assert serve(open_lane(runtime, settings, max_rows=cohort, cache_bytes=cache), forty).ids == forty_alone
+    assert len(set(forty_alone.values())) > 30
+
+
 @pytest.mark.parametrize("limit", ["ample", "tiny"])
 def test_a_prefix_cache_changes_no_bit(
     kind: str, runtime: Runtime, requests: list[Request], alone: Served, limit: str

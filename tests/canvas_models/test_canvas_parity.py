@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from polytoken.checkpoint import load_runtime
+from polytoken.models.canvas import SoftPart
 from polytoken.models.gemma4.model import LogitConditioned
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
@@ -52,7 +53,9 @@ def soft_signal(model: LogitConditioned, scores: np.ndarray, *, chunk: int) -> m
     total = None
     for start in range(0, model.vocab_size, chunk):
         stop = min(start + chunk, model.vocab_size)
-        total = model.soft_add(total, mx.array(scores[:, start:stop]), start, stop)
+        part = mx.array(scores[:, start:stop])
+        shares = mx.exp(part - part.max(axis=-1, keepdims=True))
+        total = model.soft_add(total, SoftPart(start, stop, part.max(axis=-1), shares, shares.sum(axis=-1)))
     return model.soft_signal(total)
 
 

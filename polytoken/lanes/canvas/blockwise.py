@@ -22,9 +22,9 @@ from polytoken.lanes.canvas.rolling import MakeNoise, seen_ids
 from polytoken.lanes.canvas.rows import CanvasRow
 from polytoken.lanes.canvas.stops import EndIds
 from polytoken.lanes.canvas.watch import FrameArrays
-from polytoken.models.canvas import CanvasModel, CanvasOutput, CanvasPass
+from polytoken.models.canvas import CanvasModel, CanvasOutput, CanvasPass, SoftPart, SoftSum
 from polytoken.request import Request
-from polytoken.sampling.vocabulary import VocabularyRule, VocabularyStatistics, vocabulary_statistics
+from polytoken.sampling.vocabulary import Chunk, VocabularyRule, VocabularyStatistics, vocabulary_statistics
 
 
 @dataclass(kw_only=True, eq=False)
@@ -114,7 +114,7 @@ class BlockMethod(CanvasMethod[BlockRow]):
             vocab_size=self.model.vocab_size,
             noise=row.noise.step(before.draw),
             seen=None if row.seen is None else row.seen.mask,
-            fold=self.model.soft_add,  # the signal is gathered from the same sweep
+            fold=self._gather,
         )
         step = advance_block(row.policy, before, drawn, row.noise, remaining=row.remaining, stop_ids=row.stop_ids)
         row.block, row.signal = step.state, self.model.soft_signal(drawn.folded)
@@ -147,6 +147,10 @@ class BlockMethod(CanvasMethod[BlockRow]):
 
     def report(self) -> Mapping[str, Any]:
         return asdict(self.policy)
+
+    def _gather(self, total: SoftSum | None, chunk: Chunk) -> SoftSum:
+        """The next denoise's signal comes of the same sweep."""
+        return self.model.soft_add(total, SoftPart(chunk.start, chunk.stop, chunk.peak, chunk.shares, chunk.total))
 
     def _lay_canvas(self, row: BlockRow, *, draw: int) -> None:
         row.block, row.signal = start_block(row.policy, row.noise, draw=draw), None

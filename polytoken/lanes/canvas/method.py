@@ -58,7 +58,7 @@ class Verdict:
     ) -> Verdict:
         """From finite bool [], flag bool [1], length int32 [1] and ids int32 [1, C]."""
         head = [finite[None], flag, length]
-        return cls(mx.concatenate([*(item.astype(mx.int32) for item in head), ids[0].astype(mx.int32)]), frame)
+        return cls(mx.concatenate([*(item.astype(mx.int32) for item in head), ids.reshape(-1).astype(mx.int32)]), frame)
 
     def arrays(self) -> list[mx.array]:
         return [self.packed, *(() if self.frame is None else self.frame.arrays())]

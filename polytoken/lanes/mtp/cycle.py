@@ -87,7 +87,7 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
         window = mx.concatenate([window, draft.ids], axis=1)
     with state.capturing() if d else nullcontext():
         hidden = row.followed.trunk.forward(window, state)
-    verified = _Verified(draft, window, hidden, row.followed.project(hidden.post[0]))  # p_1 .. p_{d+1}
+    verified = _Verified(draft, window, hidden, row.followed.project(hidden.post.squeeze(0)))  # p_1 .. p_{d+1}
 
     examine = _on_host if row.sampler.needs_host else _on_device
     found = yield from examine(row, verified, clock=clock)

@@ -162,7 +162,7 @@ def draw_chain(cue: Cue, logits: mx.array, advance: Chain, *, source: str) -> St
     for j in range(d):
         yield from submit(logits)
         before = cue.clock()
-        z = np.array(logits[0], copy=False)
+        z = np.array(logits, copy=False)[0]
         waited += cue.clock() - before
         q = cue.sampler.distribution(z)
         u = 0.0 if params.greedy else cue.sampler.draws.uniform(cue.position + j, Purpose.DRAFT)

@@ -7,12 +7,16 @@ itself and are computed in float32 whatever the dtype around them.
 # mypy: allow-subclassing-any
 from __future__ import annotations
 
+from functools import partial
+from math import pi, sqrt
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from polytoken.cache.layers import KVLayer, Mask, SlidingKVLayer
 from polytoken.models.gemma4.config import SLIDING, CanvasConfig, Rope
+from polytoken.models.gemma4.rotation import FullRotation
 
 AttentionCache = KVLayer | SlidingKVLayer
 _SORT_FROM = 64  # chosen experts from which sorting rows by expert saves more than it costs
@@ -23,10 +27,11 @@ def plain_norm(x: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, None, eps)
 
 
+@partial(mx.compile, shapeless=True)
 def gated(gate: mx.array, up: mx.array) -> mx.array:
-    """gelu(gate) * up, gelu in its tanh form."""
-    activated: mx.array = nn.gelu_approx(gate)
-    return activated * up
+    """gelu(gate) * up, gelu in its tanh form. The cube is a product: MLX's power costs as much as all the rest."""
+    inner = sqrt(2 / pi) * (gate + 0.044715 * (gate * gate * gate))
+    return 0.5 * gate * (1 + mx.tanh(inner)) * up
 
 
 def rotary_periods(rope: Rope, width: int) -> mx.array:
@@ -55,29 +60,26 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.heads * width, hidden, bias=False)
         self.q_norm = nn.RMSNorm(width, eps=config.eps)
         self.k_norm = nn.RMSNorm(width, eps=config.eps)
-        self._width = width
+        self.width = width
+        self.rotation = FullRotation(rotary_periods(config.rope[kind], width))
         self._eps = config.eps
-        self._periods = rotary_periods(config.rope[kind], width)
 
     def keys_values(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
         """Keys (rotated to positions offset, offset + 1, ...) and values [1, h, S, D] of rows x [1, S, H]."""
         keys = self._heads(self.k_proj(x))
         values = self._heads(self.v_proj(x)) if "v_proj" in self else keys
-        return self._rotate(self.k_norm(keys), offset), plain_norm(values, self._eps)
+        return self.rotation(self.k_norm(keys), offset), plain_norm(values, self._eps)
 
     def attend(self, x: mx.array, keys: mx.array, values: mx.array, *, offset: int, mask: Mask) -> mx.array:
         """[1, S, H] from queries of x [1, S, H] at positions offset, offset + 1, ..."""
-        queries = self._rotate(self.q_norm(self._heads(self.q_proj(x))), offset)
+        queries = self.rotation(self.q_norm(self._heads(self.q_proj(x))), offset)
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
         _, rows, _ = x.shape
         projected: mx.array = self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
         return projected
 
     def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(1, x.shape[1], -1, self._width).transpose(0, 2, 1, 3)
-
-    def _rotate(self, x: mx.array, offset: int) -> mx.array:
-        return mx.fast.rope(x, self._width, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods)
+        return x.reshape(1, x.shape[1], -1, self.width).transpose(0, 2, 1, 3)
 
 
 class GatedMLP(nn.Module):
@@ -102,18 +104,18 @@ class Router(nn.Module):
         self.proj = nn.Linear(config.hidden_size, config.num_experts, bias=False)
         self.scale = mx.ones((config.hidden_size,))
         self.per_expert_scale = mx.ones((config.num_experts,))
-        self._eps = config.eps
         self._root = config.hidden_size**-0.5
         self._chosen = config.top_k_experts
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Expert ids uint32 [S, k] and weights float32 [S, k] of rows x [S, H] as they come, not normed."""
-        scores = self.proj(plain_norm(x, self._eps) * self.scale * self._root)
-        shares = mx.softmax(scores.astype(mx.float32), axis=-1)
-        ids = mx.argpartition(-shares, kth=self._chosen - 1, axis=-1)[:, : self._chosen]
-        weights = mx.take_along_axis(shares, ids, axis=-1)
-        weights = weights / mx.sum(weights, axis=-1, keepdims=True)
-        return ids, weights * self.per_expert_scale[ids]
+        """Expert ids uint32 [S, k] and weights float32 [S, k] of rows x [S, H], normed without a weight.
+
+        A softmax over all experts, cut to the chosen ones and normalised again, is a softmax over the chosen ones.
+        """
+        scores = self.proj(x * self.scale * self._root)
+        ids = mx.argpartition(scores, kth=-self._chosen, axis=-1)[:, -self._chosen :]
+        chosen = mx.take_along_axis(scores, ids, axis=-1).astype(mx.float32)
+        return ids, mx.softmax(chosen, axis=-1) * self.per_expert_scale[ids]
 
 
 class ExpertLinear(SwitchLinear):
@@ -207,9 +209,11 @@ class Layer(nn.Module):
 
     def _rest(self, x: mx.array, attended: mx.array) -> mx.array:
         y = x + self.post_attention_layernorm(attended)
-        flat = y.reshape(-1, y.shape[-1])
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(y)))
-        mixed = self.experts(self.pre_feedforward_layernorm_2(flat), *self.router(flat)).reshape(y.shape)
+        # Dense MLP, router and experts read the same rows at norm one, each with a weight of its own.
+        normed = plain_norm(y.reshape(-1, y.shape[-1]), self.pre_feedforward_layernorm.eps)
+        dense = self.mlp(normed * self.pre_feedforward_layernorm.weight).reshape(y.shape)
+        dense = self.post_feedforward_layernorm_1(dense)
+        mixed = self.experts(normed * self.pre_feedforward_layernorm_2.weight, *self.router(normed)).reshape(y.shape)
         out: mx.array = y + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(mixed))
         return out
 

@@ -11,10 +11,11 @@ import mlx.nn as nn
 
 from polytoken.cache.layers import CacheLayer, KVLayer, Mask, SlidingKVLayer
 from polytoken.cache.state import DecodingState
-from polytoken.models.canvas import CanvasModel, CanvasOutput, CanvasPass, Cost, SoftSum
+from polytoken.models.canvas import CanvasModel, CanvasOutput, CanvasPass, Cost, SoftPart, SoftSum
 from polytoken.models.gemma4.blocks import plain_norm
 from polytoken.models.gemma4.config import FULL, SLIDING, CanvasConfig
 from polytoken.models.gemma4.cost import CostModel
+from polytoken.models.gemma4.rotation import share_rotations
 from polytoken.models.gemma4.table import Table
 from polytoken.models.latent.arithmetic import capped
 from polytoken.models.latent.buses import BusKV
@@ -55,6 +56,7 @@ class GemmaCanvas(CanvasModel):
         self._decoder = network.model.decoder
         self._scalars = [layer.layer_scalar for layer in network.model.encoder.language_model.layers]
         self._table = Table(self._decoder.embed_tokens, hidden_size=config.hidden_size, softcap=config.softcap)
+        share_rotations((layer.self_attn for layer in self._decoder.layers), config.layer_types)
         self._costs = CostModel.of(network, config, state_itemsize=self._table.dtype.size)
         self.weight_bytes_per_forward = self._costs.denoise(0).weight_bytes
 
@@ -102,8 +104,8 @@ class GemmaCanvas(CanvasModel):
     def project(self, flat: mx.array, start: int, stop: int) -> mx.array:
         return self._table.project(flat, start, stop)
 
-    def soft_add(self, total: SoftSum | None, scores: mx.array, start: int, stop: int) -> SoftSum:
-        return self._table.soft_add(total, scores, start, stop)
+    def soft_add(self, total: SoftSum | None, part: SoftPart) -> SoftSum:
+        return self._table.soft_add(total, part)
 
     def soft_signal(self, total: SoftSum) -> mx.array:
         return self._table.soft_rows(total)[None]

@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 
-from polytoken.models.canvas import SoftSum
+from polytoken.models.canvas import SoftPart, SoftSum
 
 
 class Table:
@@ -30,18 +30,14 @@ class Table:
         logits = self._product(flat, start, stop, transpose=True).astype(mx.float32)
         return mx.tanh(logits / self._softcap) * self._softcap
 
-    def soft_add(self, total: SoftSum | None, scores: mx.array, start: int, stop: int) -> SoftSum:
-        """`total` with one more chunk of scores; see `CanvasModel.soft_add`."""
-        top = mx.max(scores, axis=-1)
-        if total is not None:
-            top = mx.maximum(top, total.top)
-        shares = mx.exp(scores - top[:, None])
-        rows = self._product(shares.astype(self.dtype), start, stop, transpose=False).astype(mx.float32)
-        weight = mx.sum(shares, axis=-1)
+    def soft_add(self, total: SoftSum | None, part: SoftPart) -> SoftSum:
+        """`total` with one more chunk; see `CanvasModel.soft_add`."""
+        rows = self._product(part.shares.astype(self.dtype), part.start, part.stop, transpose=False).astype(mx.float32)
         if total is None:
-            return SoftSum(top, weight, rows)
-        old = mx.exp(total.top - top)
-        return SoftSum(top, total.total * old + weight, total.rows * old[:, None] + rows)
+            return SoftSum(part.top, part.total, rows)
+        top = mx.maximum(part.top, total.top)
+        old, new = mx.exp(total.top - top), mx.exp(part.top - top)
+        return SoftSum(top, total.total * old + part.total * new, total.rows * old[:, None] + rows * new[:, None])
 
     def soft_rows(self, total: SoftSum) -> mx.array:
         """[R, H]: the mean row under the softmax, scaled like an embedding."""
