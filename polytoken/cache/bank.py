@@ -17,11 +17,11 @@ import mlx.core as mx
 
 from polytoken.cache.anchors import choose_anchors
 from polytoken.cache.answers import BankStatistics, Entry, Found, Miss, MissReason, PutOutcome
-from polytoken.cache.blocks import LayerBlock, stitch_blocks
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.live import LiveState, LiveStates
 from polytoken.cache.lookup import Spot, best_spot, explain, join_spot
 from polytoken.cache.marks import Mark
+from polytoken.cache.runs import cut_runs, make_chain, make_mark
 from polytoken.cache.sessions import Committed, Session, SessionBook
 from polytoken.cache.state import DecodingState
 from polytoken.cache.tail import Tail
@@ -428,26 +428,7 @@ class StateBank:
     ) -> tuple[PutOutcome, Node | None]:
         """Hang runs that are not stored yet behind `anchor`, the last one with the tail."""
         shorter = [c for run, c in anchor.children.items() if identity.free and runs[0].startswith(run)]
-        chain: list[Node] = []
-        parent = anchor
-        for number, run in enumerate(runs, start=1):
-            stop = parent.stop + len(run) // ID_BYTES
-            offered = state.blocks(parent.stop, stop)
-            mark = make_mark(stop, offered, tail if number == len(runs) else None)
-            blocks = tuple(without_state(block, stop) for block in offered)
-            marks = [mark] if mark.states or mark.tail is not None else []
-            if parent is anchor:
-                for old in shorter:
-                    blocks = tuple(map(stitch_blocks, old.blocks, blocks))
-                    marks += [kept for kept in old.marks.values() if kept.position != stop]
-            parent = Node(parent, run, blocks=blocks, marks=marks)
-            chain.append(parent)
-        last = chain[-1]
-        gaps = last.gaps(last.stop)
-        if gaps:  # rows between here and the stored ancestors are gone: this run holds its state whole
-            whole = (state.layers[i].block(0, last.stop) if i in gaps else b for i, b in enumerate(last.blocks))
-            last.blocks = tuple(whole)
-            last.update_reach()
+        chain = make_chain(anchor, runs, state, tail=tail, shorter=shorter)
         if not self._make_room(anchor, sum(node.nbytes for node in chain), session=session):
             return self._refuse(chain[0].digest), None
         mx.eval([array for node in chain for array in node.arrays()])
@@ -456,7 +437,7 @@ class StateBank:
         for node in chain:
             self._insert(identity, node)
         self._counts["puts"] += 1
-        return PutOutcome.STORED, last
+        return PutOutcome.STORED, chain[-1]
 
     def _insert(self, identity: StateIdentity, node: Node) -> None:
         self._tree.insert(identity, node)
@@ -576,20 +557,3 @@ class StateBank:
     def _forget_below(self, digests: Sequence[bytes]) -> None:
         if self.tier is not None and digests:
             self.tier.forget(digests)
-
-
-def cut_runs(key: bytes, node: Node, grid: int) -> list[bytes]:
-    """What of the key lies behind `node`, cut at the grid points."""
-    return [key[at : at + grid * ID_BYTES] for at in range(node.stop * ID_BYTES, len(key), grid * ID_BYTES)]
-
-
-def make_mark(position: int, blocks: Sequence[LayerBlock], tail: Tail | None) -> Mark:
-    """The mark at the end of a run, from its blocks; without states if not all of them are still there."""
-    alone = [block for block in blocks if block.alone]
-    states = tuple(alone) if all(block.arrays for block in alone) else ()
-    return Mark(position, states, tail and tail.copy())
-
-
-def without_state(block: LayerBlock, stop: int) -> LayerBlock:
-    """A run's own part of a block: of a state that stands alone, nothing."""
-    return LayerBlock(block.kind, block.window, stop, stop, block.needs, (), alone=True) if block.alone else block
