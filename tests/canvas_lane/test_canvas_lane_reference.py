@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from polytoken.lanes.canvas.blockwise import BlockMethod
 from polytoken.lanes.canvas.lane import CanvasLane
 from polytoken.lanes.canvas.stops import EndIds
 from polytoken.request import Request
-from polytoken.sampling.vocabulary import VocabularyRule, VocabularyStatistics, vocabulary_statistics
+from polytoken.sampling.vocabulary import Chunk, VocabularyRule, VocabularyStatistics, vocabulary_statistics
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
 from reference_cases import DIFFUSION_CASES, Case
@@ -59,9 +59,9 @@ class Uniforms:
     def __call__(self, *arguments: Any, fold: Any, **keywords: Any) -> VocabularyStatistics:
         scores: list[np.ndarray] = []
 
-        def both(total: Any, s: mx.array, start: int, stop: int) -> Any:
-            scores.append(np.array(s))
-            return fold(total, s, start, stop)
+        def both(total: Any, chunk: Chunk) -> Any:
+            scores.append(np.array(chunk.scores))
+            return fold(total, chunk)
 
         found = vocabulary_statistics(*arguments, fold=both, **keywords)
         s = np.concatenate(scores, axis=1).astype(np.float32)
@@ -85,10 +85,23 @@ def runtime(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Runtime:
     return load_runtime(case.write(tmp_path_factory.mktemp(case.name)).path)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_whole_loop(case: Case, runtime: Runtime, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {key.removeprefix(f"{loop}_"): value for key, value in case.arrays().items() if key.startswith(f"{loop}_")}
-    setting = json.loads(str(arrays["settings"]))
+@dataclass
+class Loop:
+    """One run of our lane with the reference's numbers: ids, denoises per block, canvases, and what ended it."""
+
+    committed: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    canvases: list[list[int]] = field(default_factory=list)
+    stop_reason: str | None = None
+
+
+def named(arrays: dict[str, np.ndarray], loop: str) -> dict[str, np.ndarray]:
+    return {key.removeprefix(f"{loop}_"): value for key, value in arrays.items() if key.startswith(f"{loop}_")}
+
+
+def run_loop(
+    runtime: Runtime, arrays: dict[str, np.ndarray], setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Loop, Uniforms]:
     names = ("max_denoising_steps", "entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold")
     policy = BlockPolicy(**{name: setting[name] for name in names}, settle_on="canvas")
     eos = setting["eos_token_id"]
@@ -108,29 +121,52 @@ def test_the_whole_loop(case: Case, runtime: Runtime, loop: str, monkeypatch: py
         max_batch_tokens=64,
     )
     ids = arrays["ids"][0].tolist()
-    request = Request(request_id=loop, token_ids=tuple(ids), max_new_tokens=setting["max_new_tokens"])
+    request = Request(request_id="r", token_ids=tuple(ids), max_new_tokens=setting["max_new_tokens"])
     row = lane.open(request, ids)
     while not lane.prefill_step(row):
         pass
-    canvases, committed, blocks, steps = [], [], [], 0
-    while True:
+    run, steps = Loop(), 0
+    while run.stop_reason is None:
         (commit,) = lane.step([row])
         assert not isinstance(commit, Exception), commit
-        canvases.append(np.array(row.block.canvas)[0].tolist())
-        committed += commit.token_ids
+        run.canvases.append(np.array(row.block.canvas)[0].tolist())
+        run.committed += commit.token_ids
         steps += 1
         if commit.token_ids:
-            blocks.append(steps)
+            run.blocks.append(steps)
             steps = 0
-        if commit.stop_reason is not None:
-            break
+        run.stop_reason = commit.stop_reason
+    return run, sweep
 
-    assert blocks == arrays["blocks"].tolist()
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_whole_loop(case: Case, runtime: Runtime, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = named(case.arrays(), loop)
+    setting = json.loads(str(arrays["settings"]))
+    run, sweep = run_loop(runtime, arrays, setting, monkeypatch)
+    assert run.blocks == arrays["blocks"].tolist()
     assert sweep.greedy == arrays["argmax"].tolist()
     assert sweep.sampled == arrays["sampled"].tolist()
-    assert canvases == arrays["next"].tolist()
+    assert run.canvases == arrays["next"].tolist()
     wanted = arrays["sequence"].tolist()
-    if eos is not None:
+    if (eos := setting["eos_token_id"]) is not None:
         wanted = wanted[: wanted.index(eos) + 1]  # the reference pads the rest of the canvas
-        assert commit.stop_reason == "eos"
-    assert committed == wanted[: len(committed)] and len(committed) == min(len(wanted), setting["max_new_tokens"])
+        assert run.stop_reason == "eos"
+    assert run.committed == wanted[: len(run.committed)]
+    assert len(run.committed) == min(len(wanted), setting["max_new_tokens"])
+
+
+def test_f09_twenty_prompts_settle_after_as_many_denoises_as_the_reference(
+    case: Case, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router fed with the wrong rows keeps the adaptive stop from firing; here the counts are not near but equal."""
+    arrays = case.arrays()
+    setting = json.loads(str(arrays["many_settings"]))
+    counts = []
+    for index in range(20):
+        wanted = named(arrays, f"many_{index}")
+        run, _ = run_loop(runtime, wanted, setting, monkeypatch)
+        assert run.blocks == wanted["blocks"].tolist()
+        assert run.committed == wanted["sequence"].tolist()
+        counts += run.blocks
+    assert len(set(counts)) > 3 and min(counts) < setting["max_denoising_steps"]  # they did settle, each in its time

@@ -98,6 +98,7 @@ def test_any_accepted_prefix_equals_single_steps(prompt, cycles) -> None:
 
 
 def test_nothing_is_kept_unarmed_and_taking_back_is_refused() -> None:
+    """D08: taking back is never a silent no-op."""
     state = fresh()
     feed(state, [1, 2, 3])
     before = look(state)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import transformers
 from reference_cases import CAUSAL_CASES, DIFFUSION_CASES, FIXTURES, HYBRID_CASES, TUNINGS, Case
-from reference_diffusion import ENDING, MODEL_CLASS, SETTINGS, loop_arrays
+from reference_diffusion import ENDING, MANY, MANY_KEPT, MANY_SETTING, MODEL_CLASS, SETTINGS, loop_arrays
 from reference_diffusion import prompt_arrays as diffusion_prompt_arrays
 from reference_hybrid import CLASSES as HYBRID_CLASSES
 from reference_hybrid import Head, count_arrays, head_arrays
@@ -144,6 +144,27 @@ def diffusion_arrays(case: Case) -> Arrays:
         if unlike:
             raise SystemExit(f"{case.name} {name}: {unlike} hang on rounding; take another seed")
         arrays.update({f"{name}_{key}": array for key, array in made.items()})
+    arrays.update(many_arrays(case, model, other))
+    return arrays
+
+
+def many_arrays(case: Case, model: Any, other: Any) -> Arrays:
+    """Twenty prompts of ids that mean nothing special, one block each. One that hangs on rounding is passed over."""
+    setting = replace(MANY_SETTING, max_new_tokens=model.config.canvas_length)
+    arrays: Arrays = {"many_settings": np.array(json.dumps(asdict(setting)))}
+    kept = passed = 0
+    steps = []
+    while kept < MANY:
+        seed = case.seed + 100 + kept + passed
+        ids = np.random.Generator(np.random.Philox(key=[seed, 3])).integers(3, 270, (1, 3 + seed % 29))
+        made, again = (loop_arrays(m, torch.tensor(ids), setting, seed=seed) for m in (model, other))
+        if any(not np.array_equal(made[key], again[key]) for key in made):
+            passed += 1
+            continue
+        arrays.update({f"many_{kept}_{key}": made[key] for key in MANY_KEPT})
+        steps += made["blocks"].tolist()
+        kept += 1
+    print(f"{case.name} many: {passed} passed over, denoises {steps}")
     return arrays
 
 

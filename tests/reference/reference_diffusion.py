@@ -13,6 +13,10 @@ denoise; `L_sequence`, the new tokens (whole blocks, padded after an end); `L_bl
 block; and [denoises, C] each `L_argmax`, the argmax canvas, `L_sampled`, `L_accepted` and `L_next`, the canvas of the
 next denoise.
 
+For each of twenty prompts I besides, one block under `many_settings`, in which most settle early: `many_I_ids`,
+`many_I_noise`, `many_I_uniforms`, `many_I_sequence` and `many_I_blocks`, the number of denoises until the canvas
+settled.
+
 A sample is, slot by slot, the least id whose cumulative probability exceeds the uniform number (all in id order).
 """
 
@@ -59,6 +63,10 @@ SETTINGS = {
     # The mean entropy decides as well, so that all steps are used unless the canvas is sure.
     "unsure": Setting("short", 32, 4, 1.0, 1, 0.005),
 }
+# How many prompts are run for their number of denoises, and what is kept of each run.
+MANY = 20
+MANY_SETTING = Setting("", 0, 20, 6.0, 1, 100.0, t_min=0.1, t_max=0.9)
+MANY_KEPT = ("ids", "noise", "uniforms", "sequence", "blocks")
 # A run of "tight" again, in which this new token ends the text inside a block.
 ENDING = ("ending", "tight", 5)
 
