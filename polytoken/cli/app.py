@@ -9,6 +9,7 @@ import typer
 from polytoken.cli.bench import bench
 from polytoken.cli.chat import chat
 from polytoken.cli.doctor import doctor
+from polytoken.cli.eval import evaluate
 from polytoken.cli.generate import generate
 from polytoken.cli.inspect import inspect
 from polytoken.cli.models import models
@@ -32,6 +33,7 @@ app = typer.Typer(
 for verb in (generate, chat, serve, pull, models, inspect, rm, doctor, bench, version):
     app.command()(verb)
 app.add_typer(oracle)
+app.add_typer(evaluate)
 app.add_typer(sessions)
 
 

@@ -6,7 +6,8 @@ Every token y drawn behind a text x has the law p( . | x), whatever was drafted.
 
 is a sum of differences with mean 0 whose variance is V, so z = S / sqrt(V) is nearly normal. Beside it, the place
 u of y in the ranking of p (smoothed by a uniform number) is uniform: its ten bins are held to a chi-square. A lane that
-accepts too many drafts draws unlikely tokens too often; one that accepts too few shows in the ranks.
+draws from the wrong law shows in one of the two. The coins of acceptance are looked at by themselves: over all drafts
+examined, accepted - alpha has mean 0 and variance alpha (1 - alpha), which needs few draws to show a skewed coin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
+from polytoken.lanes.mtp.row import Cycle
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.models.base import CausalModel
 from polytoken.oracle.fingerprint import fetch
@@ -44,6 +46,8 @@ class Evidence:
     draws: int = 0
     impossible: list[tuple[int, int]] = field(default_factory=list)
     bins: list[int] = field(default_factory=lambda: [0] * BINS)
+    coins: float = 0.0
+    coin_variance: float = 0.0
 
     def add(self, law: Distribution, token: int, *, run: int, position: int) -> None:
         """One token and the law it should have."""
@@ -60,9 +64,24 @@ class Evidence:
         before = float(p[(p > mass) | ((p == mass) & (law.ids < token))].sum())
         self.bins[min(int((before + self.rng.random() * mass) * BINS), BINS - 1)] += 1
 
+    def add_coins(self, cycle: Cycle) -> None:
+        """The drafts of a window that were examined: all that were accepted, and the one that was not."""
+        for j, alpha in enumerate(cycle.accept_probabilities):
+            self.coins += (j < cycle.accepted) - alpha
+            self.coin_variance += alpha * (1 - alpha)
+
+    @property
+    def holds(self) -> bool:
+        fair = abs(self.z) <= MOST_Z and abs(self.z_coins) <= MOST_Z
+        return fair and self.chi_square <= MOST_CHI_SQUARE and not self.impossible
+
     @property
     def z(self) -> float:
         return self.score / max(self.variance, 1e-12) ** 0.5
+
+    @property
+    def z_coins(self) -> float:
+        return self.coins / max(self.coin_variance, 1e-12) ** 0.5
 
     @property
     def chi_square(self) -> float:
@@ -80,16 +99,19 @@ def check_law(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
         prompts = sorted((ids for _, ids in matrix.prompt_ids(subject)), key=len)[: matrix.prompts]
         for run in range(matrix.seeds):
             ids = prompts[run % len(prompts)]
-            drawn = answer(lane, ask(f"law {run}", ids, matrix.new_tokens, sampling=sampling, seed=1000 + run)).tokens
+            item = answer(lane, ask(f"law {run}", ids, matrix.new_tokens, sampling=sampling, seed=1000 + run))
+            drawn = item.tokens
             for position, law in enumerate(_laws(subject.model, ids, drawn, sampling)):
                 evidence.add(law, drawn[position], run=run, position=position)
-        holds = abs(evidence.z) <= MOST_Z and evidence.chi_square <= MOST_CHI_SQUARE and not evidence.impossible
+            for cycle in getattr(item.row, "cycles", None) or ():
+                evidence.add_coins(cycle)
         yield Outcome(
             check="sampled law",
             case={"lane": name, "depth": depth, "draws": evidence.draws},
-            verdict="identical" if holds else "different",
+            verdict="identical" if evidence.holds else "different",
             detail={
                 "z": evidence.z,
+                "z_coins": evidence.z_coins,
                 "chi_square": evidence.chi_square,
                 "bins": evidence.bins,
                 "impossible": evidence.impossible[:3],

@@ -1,0 +1,177 @@
+"""Source runs: what counts as one, and a chat with our own server that the oracle reproduces from the record alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle_runs import run_plan
+
+from polytoken.cli import main
+from polytoken.errors import UsageError
+from polytoken.oracle.failures import MismatchError
+from polytoken.oracle.schema import violations
+from polytoken.oracle.source import parse_source, require
+
+Records = list[dict[str, Any]]
+START: dict[str, Any] = {
+    "event": "start",
+    "model": "m",
+    "plain_chat": True,
+    "system_prompt": None,
+    "canary": True,
+    "prompts": ["a", "b", "c"],
+    "warmup": {"enabled": True, "prompt": "ping", "max_generated_tokens": 4},
+    "settings": {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0,
+        "seed": 0,
+        "reasoning": "low",
+        "quality": False,
+        "power_percent": 100,
+        "prefill_chunk": 2048,
+        "max_generated_tokens": 100,
+        "context_tokens": 400,
+        "acceleration": {"kind": "mtp", "enabled": True},
+    },
+}
+
+
+def turn(number: int) -> dict[str, Any]:
+    tokens = {"prompt": 10 * number, "cached": 0, "completion": 5}
+    words = {"finish_reason": "stop", "reasoning": "notes", "content": "answer"}
+    return {"event": "result", "turn": number, "ok": True, "tokens": tokens, **words}
+
+
+def source() -> Records:
+    warm = {"event": "warmup_result", "ok": True, "finish_reason": "length", "completion_tokens": 4}
+    return copy.deepcopy([START, warm, turn(1), turn(2), turn(3)])
+
+
+def test_a_source_is_read_with_what_it_says() -> None:
+    run = parse_source(source(), mtp=True, canary=True)
+    assert run.prompts == ("a", "b", "c") and run.limit(350) == 50 and run.bootstrap and not run.counts_end
+    assert run.turns[0].text == "notes</think>answer"
+    checks = run.check_turn(0, prompt_tokens=10, cached_tokens=0, completion_tokens=5, text="notes</think>answer")
+    assert all(checks.values())
+    require(checks, "turn 1")
+    wrong = run.check_turn(1, prompt_tokens=20, cached_tokens=16, completion_tokens=5, text="answer")
+    with pytest.raises(MismatchError, match="turn 2 differs from the source in cached_tokens, text") as caught:
+        require(wrong, "turn 2")
+    assert caught.value.exit_status == 3 and caught.value.code == "source_mismatch"
+    with pytest.raises(UsageError, match="exhausts"):
+        run.limit(400)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        (("plain_chat",), False, "plain_chat"),
+        (("system_prompt",), "be kind", "system_prompt"),
+        (("canary",), False, "canary is on"),
+        (("settings", "reasoning"), "high", "reasoning"),
+        (("settings", "power_percent"), 50, "power_percent"),
+        (("settings", "min_p"), 0.1, "min_p"),
+        (("settings", "quality"), True, "quality"),
+        (("settings", "seed"), None, "seed"),
+        (("settings", "prefill_chunk"), 0, "prefill_chunk"),
+        (("settings", "acceleration", "kind"), "other", "kind mtp"),
+        (("settings", "acceleration", "enabled"), False, "acceleration is on"),
+        (("prompts",), ["a"], "3 prompts"),
+        (("warmup", "enabled"), False, "warm-up"),
+    ],
+)
+def test_a_source_of_another_kind_is_refused_by_the_rule_it_breaks(
+    path: tuple[str, ...], value: Any, rule: str
+) -> None:
+    records = source()
+    place = records[0]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(UsageError, match=rule):
+        parse_source(records, mtp=True, canary=True)
+
+
+def test_an_incomplete_source_is_refused() -> None:
+    for missing in range(5):
+        records = source()
+        del records[missing]
+        with pytest.raises(UsageError):
+            parse_source(records, mtp=True, canary=True)
+    records = source()
+    records[3]["finish_reason"] = "length"
+    with pytest.raises(UsageError, match="ended with stop"):
+        parse_source(records, mtp=True, canary=True)
+    records = source()
+    del records[0]["settings"]["top_p"]
+    with pytest.raises(UsageError, match="top_p"):
+        parse_source(records, mtp=True, canary=True)
+
+
+@contextmanager
+def serving(model: str, *words: str) -> Iterator[str]:
+    """Our own server with one model; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "polytoken.cli", "serve", "--model", f"tiny={model}", "--port", str(port), *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=5):
+                    break
+            except (urllib.error.URLError, OSError):
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.parametrize("lane", ["mtp", "ar"])
+def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
+    lane: str, hybrid: str, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "source.jsonl"
+    with serving(hybrid, "--lane", lane, "--prefill-chunk-size", "16") as url:
+        words = ["eval", "chat", "--url", url, "--model", "tiny", "--readme", str(text_file), "--prefill-chunk", "16"]
+        assert main([*words, "--warmup-tokens", "4", "--seed", "3", "--output", str(record)]) == 0
+    events = [json.loads(line)["event"] for line in record.read_text().splitlines()]
+    assert events == ["start", "warmup_result", "result", "result", "result"]
+    capsys.readouterr()
+    mode = "mtp-generate" if lane == "mtp" else "ar"
+    plan: dict[str, Any] = {"mode": mode, "chat": True, "readme": text_file, "server_defaults": True}
+    ran = run_plan(hybrid, **plan, source_run=record)
+    assert violations(ran.records) == []
+    matches = ran.of("chat_source_match")
+    assert len(matches) == 3 and all(all(match["checks"].values()) for match in matches)
+    # The same record with one token more is not this engine's.
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines[3]["tokens"]["completion"] += 1
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run_plan(hybrid, **plan, source_run=record, check=False)
+    assert isinstance(ran.error, MismatchError) and ran.error.field == "completion_tokens"
+    assert ran.records[-1]["exit_status"] == 3
+
+
+def test_no_server_is_one_line(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "chat", "--url", "http://127.0.0.1:9", "--model", "m", "--readme", str(text_file)]
+    assert main(words) == 1
+    assert "no server answers" in capsys.readouterr().err
