@@ -75,11 +75,11 @@ class Constraint:
         self._ids: list[int] = []
         self._begin = 0  # how many ids came before the grammar began, once it has
         self._inside = self._marks is not None and self._marks.opened
-        self._ended = False
+        self._end: int | None = None  # how many ids there were with the one that ended the answer
 
     def allowed(self) -> Mask | None:
         """Bool [V] of the ids that may come next; None for all."""
-        if self._ended:
+        if self._end is not None:
             return None
         if self._inside:
             return self._inside_mask()
@@ -98,12 +98,12 @@ class Constraint:
             assert marks is not None
             if tuple(self._ids[-len(marks.closing) :]) == marks.closing:
                 self._inside, self._begin = False, len(self._ids)
-        elif self._ended:
-            return
+        elif self._end is not None:
+            return  # drafts behind the end, which nobody will keep
         elif len(self._ids) == 1 and marks is not None and token_id == marks.opening:
             self._inside = True
         elif token_id in self._grammar.eos_ids:
-            self._ended = True
+            self._end = len(self._ids)
         elif self._matcher is not None and not self._matcher.consume_token(token_id):
             raise RequestError(f"id {token_id} breaks the grammar", code="bad_grammar")
 
@@ -119,15 +119,17 @@ class Constraint:
         if self._inside or self._begin > mark:  # the boundary itself goes: the ids before it are few and cheap
             if self._matcher is not None:
                 self._matcher.reset()
-            self._begin, self._ended, self._ids = 0, False, []
+            self._begin, self._end, self._ids = 0, None, []
             self._inside = self._marks is not None and self._marks.opened
             for token_id in ids:
                 self.observe(token_id)
             return
-        taken = len(self._ids) - mark - self._ended
+        taken = (len(self._ids) if self._end is None else self._end - 1) - mark
         if taken > 0 and self._matcher is not None and not self._matcher.rollback(taken):
             raise RequestError("the grammar cannot go back", code="bad_grammar")
-        self._ended, self._ids = False, ids
+        self._ids = ids
+        if self._end is not None and self._end > mark:
+            self._end = None
 
     def _inside_mask(self) -> Mask | None:
         marks, budget = self._marks, self._grammar.budget

@@ -12,12 +12,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from polytoken.server import info
+from polytoken.server import admin, info
 from polytoken.server.chat import chat_completions
 from polytoken.server.completions import completions
 from polytoken.server.errors import ApiError
 from polytoken.server.guard import Guard, error_response
+from polytoken.server.messages import count_tokens, messages
 from polytoken.server.pool import ModelPool
+from polytoken.server.responses import responses
 from polytoken.server.settings import ServerSettings
 from polytoken.server.state import ServerState
 
@@ -28,6 +30,12 @@ ROUTES = (
     Route("/v1/models/{name:path}", info.model, methods=["GET"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/admin/requests", admin.requests, methods=["GET"]),
+    Route("/admin/requests/{id}/cancel", admin.cancel, methods=["POST"]),
+    Route("/admin/statistics", admin.statistics, methods=["GET"]),
     Route("/v1/embeddings", info.embeddings, methods=["POST"]),
 )
 

@@ -65,8 +65,8 @@ async def chat_completions(request: HttpRequest) -> Response:
     return await answer(request, chat)
 
 
-async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat:
-    """Check the call against the model, and queue its requests."""
+async def open_chat(state: ServerState, model: Model, body: ChatRequest, *, prefix: str = "chatcmpl-") -> Chat:
+    """Check the call against the model, and queue its requests; the answer's id begins with `prefix`."""
     tools = tools_of(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -82,7 +82,7 @@ async def open_chat(state: ServerState, model: Model, body: ChatRequest) -> Chat
         several=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
         budget=body.thinking_budget,
     )
-    answer_id = new_id("chatcmpl-")
+    answer_id = new_id(prefix)
     requests = requests_of(
         model,
         body,
@@ -157,7 +157,7 @@ async def answer(request: HttpRequest, chat: Chat) -> Response:
 async def _whole(chat: Chat) -> dict[str, Any]:
     async for item in chat.turn.events():
         if item is not None:
-            _take(chat, *item)
+            take(chat, *item)
     choices = [_choice(chat, index, answer) for index, answer in enumerate(chat.answers)]
     first = chat.answers[0].result
     assert first is not None
@@ -206,7 +206,8 @@ def delta_record(delta: Delta) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-def _take(chat: Chat, member: Member, event: Event) -> Sequence[Delta]:
+def take(chat: Chat, member: Member, event: Event) -> Sequence[Delta]:
+    """Feed one event to its choice; what that adds."""
     answer = chat.answers[member.index]
     if isinstance(event, Token):
         return answer.push(event)
@@ -246,7 +247,7 @@ def _parts(chat: Chat, member: Member, event: Event) -> list[bytes]:
     index = member.index
     parts = []
     fresh = [] if not isinstance(event, Token) or event.logprobs is None else list(event.logprobs)
-    for delta in _take(chat, member, event):
+    for delta in take(chat, member, event):
         record = delta_record(delta)
         if record:
             parts.append(_chunk(chat, index, record, fresh))

@@ -15,6 +15,7 @@ from polytoken.request import Request
 from polytoken.server.errors import ApiError
 from polytoken.server.metrics import Metrics
 from polytoken.server.pool import Model, ModelPool
+from polytoken.server.remembered import ResponseStore
 from polytoken.server.settings import ServerSettings
 from polytoken.server.turn import Turn
 
@@ -25,6 +26,7 @@ class ServerState:
     """One server.
 
     Attributes:
+        responses: answers that may be continued.
         turns: those that are open, with their models.
         draining: whether it is going down: nothing new is taken.
     """
@@ -34,6 +36,7 @@ class ServerState:
         self.metrics = Metrics()
         self.turns: dict[Turn, Model] = {}
         self.draining = False
+        self.responses = ResponseStore()
         self.started = time.time()
         self._idle = asyncio.Event()
         self._idle.set()

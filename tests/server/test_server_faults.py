@@ -221,12 +221,12 @@ def test_work_stops_when_the_client_has_gone(tmp_path: Path, streamed: bool) -> 
 
 
 def test_a_full_queue_is_429_with_a_time_to_wait(tmp_path: Path) -> None:
-    script = Script(says=lambda prompt: "a" * 100, pace=0.02)
+    script = Script(says=lambda prompt: "a" * 100, pace=0.1)
     engine = scripted_engine(tmp_path, script, max_rows=1, max_pending=2)
     with Running({"m": engine}) as server:
         answers: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: answers.append(server.request("POST", CHAT, {**HELLO, "max_tokens": 20})))
+            threading.Thread(target=lambda: answers.append(server.request("POST", CHAT, {**HELLO, "max_tokens": 40})))
             for _ in range(8)
         ]
         for thread in threads:

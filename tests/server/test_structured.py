@@ -29,7 +29,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "order", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "bill"}},
 ]
-ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "order"}], "enable_thinking": False, "max_tokens": 120}
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "order"}], "enable_thinking": False, "max_tokens": 300}
 
 
 def form(schema: Any) -> dict[str, Any]:
@@ -39,7 +39,9 @@ def form(schema: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One random model with a draft head on two lanes."""
-    path = write_checkpoint(tmp_path_factory.mktemp("head"), "qwen3_5", seed=5).path
+    path = write_checkpoint(
+        tmp_path_factory.mktemp("head"), "qwen3_5", seed=5, config={"max_position_embeddings": 2048}
+    ).path
     engines = {
         "ar": polytoken.load(path, lane="ar"),
         "mtp": polytoken.load(path, lane="mtp", mtp=MtpSettings(depth=3)),
@@ -141,7 +143,7 @@ def test_thinking_has_a_budget(heads: Running) -> None:
     tokenizer = heads.state.pool.loaded["ar"].tokenizer
     opening = tokenizer.encode("<think>", add_special_tokens=False)
     bias = {str(opening[0]): 100}
-    body = {"enable_thinking": True, "thinking_budget": 16, "logit_bias": bias, "temperature": 0, "max_tokens": 60}
+    body = {"enable_thinking": True, "thinking_budget": 16, "logit_bias": bias, "temperature": 0}
     for lane in ("ar", "mtp"):
         _, record = heads.post(CHAT, {**ASK, **body, "model": lane, "response_format": form(SCHEMA)})
         choice = record["choices"][0]
@@ -158,7 +160,7 @@ def test_a_canvas_refuses_what_it_cannot_promise(tmp_path: Path) -> None:
         for words in (
             {"response_format": {"type": "json_object"}},
             {"response_format": form(SCHEMA)},
-            {"tools": TOOLS, "tool_choice": "required"},
+            {"tools": [TOOLS[1]], "tool_choice": "required"},
             {"logit_bias": {"5": 1}},
             {"logprobs": True},
             {"thinking_budget": 3},
@@ -211,7 +213,7 @@ def test_going_back_leaves_no_trace(tokenizer: Any, text: str) -> None:
         state = grammar.open()
         for place, token_id in enumerate(ids):
             mark = state.mark()
-            for drafted in ids[place : place + ahead]:
+            for drafted in [*ids[place : place + ahead], *([65, 66] if place + ahead >= len(ids) else [])]:
                 state.observe(drafted)
             state.rollback(mark)
             mask = state.allowed()

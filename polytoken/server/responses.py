@@ -1,0 +1,292 @@
+"""POST /v1/responses: OpenAI's newer form of a conversation, with or without the server remembering it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from polytoken.events import Event, ToolCallDelta
+from polytoken.server.answer import Answer, Delta, Reasoning, usage_of
+from polytoken.server.asking import answer_headers, new_id
+from polytoken.server.body import check, read_record
+from polytoken.server.chat import Chat, open_chat, take
+from polytoken.server.errors import ApiError, bad_request, unsupported
+from polytoken.server.records import ChatRequest, Record
+from polytoken.server.state import ServerState, state_of
+from polytoken.server.stream import KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.turn import Member
+
+_PARTS: Final = ("input_text", "output_text", "text")
+
+
+class ResponsesRequest(Record):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    background: bool | None = None
+
+
+async def responses(request: HttpRequest) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    body = await read_record(request, ResponsesRequest, limit=state.settings.max_body_bytes)
+    if body.background:
+        raise unsupported("background is not supported", param="background")
+    if body.top_logprobs:
+        raise unsupported("top_logprobs is not supported here; chat completions have them", param="top_logprobs")
+    earlier = [] if body.previous_response_id is None else state.responses.get(body.previous_response_id)
+    turns = [*earlier, *input_turns(body.input)]
+    asked = check(ChatRequest, to_chat(body, turns))
+    async with state.pool.use(body.model) as model:
+        chat = await open_chat(state, model, asked, prefix="resp_")
+    call = _Call(state, chat, body, turns)
+    headers = answer_headers(chat.answer_id, asked)
+    try:
+        if not body.stream:
+            return JsonResponse(await unless_gone(request, call.whole(), chat.turn.close), headers=headers)
+        first = await unless_gone(request, chat.turn.next(), chat.turn.close)
+    except BaseException:
+        chat.turn.close()
+        raise
+    return EventStream(call.frames(first), chat.turn.close, headers)
+
+
+def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same call in the words of chat completions."""
+    instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    record: dict[str, Any] = {
+        "model": body.model, "messages": [*instructions, *turns], "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature, "top_p": body.top_p, "parallel_tool_calls": body.parallel_tool_calls,
+        "tool_choice": body.tool_choice, "metadata": body.metadata, **(body.model_extra or {}),
+    }  # fmt: skip
+    if body.reasoning and body.reasoning.get("effort") is not None:
+        record["reasoning_effort"] = body.reasoning["effort"]
+    form = (body.text or {}).get("format")
+    if isinstance(form, dict):
+        inner = {name: value for name, value in form.items() if name != "type"}
+        kind = form.get("type")
+        record["response_format"] = {"type": kind, "json_schema": inner} if kind == "json_schema" else form
+    if body.tools:
+        for index, tool in enumerate(body.tools):
+            if tool.get("type") != "function":
+                raise unsupported(
+                    f"tools[{index}] has type {tool.get('type')!r}; only function is known", param="tools"
+                )
+        record["tools"] = [
+            {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+            for tool in body.tools
+        ]
+    return record
+
+
+def input_turns(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The input items as messages."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    turns: list[dict[str, Any]] = []
+    for index, item in enumerate(given):
+        kind = item.get("type", "message")
+        if kind == "message":
+            turns.append({"role": item.get("role"), "content": _text(item.get("content"), f"input[{index}].content")})
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            if turns and turns[-1]["role"] == "assistant":
+                turns[-1].setdefault("tool_calls", []).append(call)
+            else:
+                turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif kind == "function_call_output":
+            output = item.get("output")
+            text = output if isinstance(output, str) else _text(output, f"input[{index}].output")
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        elif kind != "reasoning":
+            raise unsupported(f"input[{index}] has type {kind!r}, which is not known", param=f"input[{index}].type")
+    return turns
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise bad_request(f"{place} must be text or a list of parts", param=place)
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in _PARTS or not isinstance(part.get("text"), str):
+            raise unsupported(f"{place} holds a part that is no text", param=place)
+    return "".join(part["text"] for part in content)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One answer on its way: output items open and close as reasoning, text and calls take turns."""
+
+    state: ServerState
+    chat: Chat
+    body: ResponsesRequest
+    turns: list[dict[str, Any]]
+    items: list[dict[str, Any]] = field(default_factory=list)
+    number: int = 0
+    _kind: str | None = None
+
+    async def whole(self) -> dict[str, Any]:
+        async for item in self.chat.turn.events():
+            if item is not None:
+                self._parts(*item)
+        self._close()
+        return self._finish()
+
+    async def frames(self, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+        yield self._event("response.created", response=self._record("in_progress"))
+        yield self._event("response.in_progress", response=self._record("in_progress"))
+        try:
+            if first is not None:
+                for part in self._parts(*first):
+                    yield part
+            async for item in self.chat.turn.events():
+                if item is None:
+                    yield KEEP_ALIVE
+                    continue
+                for part in self._parts(*item):
+                    yield part
+        except ApiError as error:
+            failed = {**self._record("failed"), "error": {"code": error.code, "message": error.message}}
+            yield self._event("response.failed", response=failed)
+            return
+        for part in self._close():
+            yield part
+        record = self._finish()
+        yield self._event(f"response.{record['status']}", response=record)
+
+    def _finish(self) -> dict[str, Any]:
+        answer = self.chat.answers[0]
+        if self.body.store is not False:
+            self.state.responses.put(self.chat.answer_id, [*self.turns, _said(answer)])
+        return self._record("incomplete" if answer.finish_reason == "length" else "completed")
+
+    def _record(self, status: str) -> dict[str, Any]:
+        body, done = self.body, status in ("completed", "incomplete")
+        record: dict[str, Any] = {
+            "id": self.chat.answer_id, "object": "response", "created_at": self.chat.created, "status": status,
+            "model": self.chat.model.name, "output": list(self.items), "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id, "store": body.store is not False,
+            "temperature": body.temperature, "top_p": body.top_p, "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [], "text": body.text or {"format": {"type": "text"}}, "truncation": "disabled",
+            "usage": None, "completed_at": int(time.time()) if done else None,
+        }  # fmt: skip
+        if done:
+            usage = usage_of(self.chat.answers)
+            record["usage"] = {
+                "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.completion, "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+                "total_tokens": usage.prompt + usage.completion,
+            }  # fmt: skip
+        return record
+
+    def _parts(self, member: Member, event: Event) -> list[bytes]:
+        return [part for delta in take(self.chat, member, event) for part in self._delta(delta)]
+
+    def _delta(self, delta: Delta) -> list[bytes]:
+        if isinstance(delta, ToolCallDelta):
+            return self._call(delta)
+        kind = "reasoning" if isinstance(delta, Reasoning) else "message"
+        parts = [] if self._kind == kind else [*self._close(), *self._open(kind)]
+        item = self.items[-1]
+        item["content"][0]["text"] += delta.text
+        name = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
+        more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+        return [*parts, self._event(name, **self._at(), content_index=0, delta=delta.text, **more)]
+
+    def _call(self, step: ToolCallDelta) -> list[bytes]:
+        parts: list[bytes] = []
+        if step.name is not None:
+            parts += self._close()
+            parts += self._open("function_call", {"call_id": step.call_id, "name": step.name, "arguments": ""})
+        if step.arguments:
+            self.items[-1]["arguments"] += step.arguments
+            parts.append(self._event("response.function_call_arguments.delta", **self._at(), delta=step.arguments))
+        return parts
+
+    def _open(self, kind: str, members: Mapping[str, Any] | None = None) -> list[bytes]:
+        self._kind = kind
+        item: dict[str, Any] = {"type": kind, "id": new_id("item_"), "status": "in_progress"}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        item |= members or {}
+        self.items.append(item)
+        parts = [self._event("response.output_item.added", output_index=len(self.items) - 1, item=_copy(item))]
+        if kind in ("message", "reasoning"):
+            item["content"].append(_part(kind))
+            parts.append(self._event("response.content_part.added", **self._at(), content_index=0, part=_part(kind)))
+        return parts
+
+    def _close(self) -> list[bytes]:
+        if self._kind is None:
+            return []
+        kind, item = self._kind, self.items[-1]
+        self._kind = None
+        item["status"] = "completed"
+        parts: list[bytes] = []
+        if kind == "function_call":
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            parts.append(self._event("response.function_call_arguments.done", **self._at(), **done))
+        else:
+            part = item["content"][0]
+            name = "response.reasoning_text.done" if kind == "reasoning" else "response.output_text.done"
+            more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+            parts.append(self._event(name, **self._at(), content_index=0, text=part["text"], **more))
+            parts.append(self._event("response.content_part.done", **self._at(), content_index=0, part=dict(part)))
+        parts.append(self._event("response.output_item.done", output_index=len(self.items) - 1, item=_copy(item)))
+        return parts
+
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    def _event(self, name: str, **members: Any) -> bytes:
+        self.number += 1
+        return frame({"type": name, "sequence_number": self.number - 1, **members}, event=name)
+
+
+def _part(kind: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: [dict(part) for part in value] if isinstance(value, list) else value for name, value in item.items()}
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    """The answer as a message of the conversation that goes on."""
+    turn: dict[str, Any] = {"role": "assistant", "content": "".join(answer.content)}
+    if answer.calls.calls:
+        turn["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls.calls
+        ]
+    return turn
