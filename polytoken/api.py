@@ -29,6 +29,7 @@ from polytoken.request import (
     parse_record,
     parse_sampling,
     parse_stop,
+    parse_tools,
 )
 
 _counter = itertools.count(1)
@@ -85,6 +86,8 @@ def make_request(
     sampling: SamplingParams | Mapping[str, Any] | None = None,
     stop: str | Sequence[str] | None = None,
     ignore_eos: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    session: str | None = None,
     request_id: str | None = None,
 ) -> Request:
     """A request for this engine, from exactly one of `prompt`, `messages` and `token_ids`.
@@ -99,6 +102,10 @@ def make_request(
         think: whether the template is asked for a reasoning block.
         sampling: None for what the checkpoint recommends, also for what a mapping of single values leaves out.
         stop: one string or several.
+        tools: what the model may call, in the form of the OpenAI API; the result's `tool_calls` are what it called.
+        session: name of the conversation that this is the next turn of. Send all messages again, the answers as they
+            were told: as long as they extend what the session has committed, only what is new is computed, also where
+            the template would render old turns otherwise.
         request_id: None for a fresh one.
 
     Raises:
@@ -130,6 +137,8 @@ def make_request(
         sampling=sampling if isinstance(sampling, SamplingParams) else parse_sampling(sampling, engine.sampling),
         stop=parse_stop(stop, defaults.stop),
         ignore_eos=ignore_eos,
+        tools=parse_tools(tools),
+        session=session,
     )
 
 

@@ -76,6 +76,7 @@ class TextStream:
         self._answer_sum = AnswerSum()
         self._marks: dict[int, str] = {}  # texts of control tokens, as they are met
         self._gain = _Gain()
+        self._mark_held = ""  # a control token that may begin the opening tag
         self._undecided_ids = 0  # ids pushed while it was open whether they are reasoning
         self._undecided = ""  # text that may yet prove to be reasoning or answer
         self._full = Detokenizer(tokenizer, skip_special=False)
@@ -136,7 +137,7 @@ class TextStream:
         rest = self._match(self._visible.finish())
         if self._undecided:
             rest += self._decide()
-        elif self._reasoning is not None and self._stop_string is None:
+        elif self._reasoning is not None and self._reasoning.channel is Channel.REASONING:
             self._gain.reasoning += self._reasoning.finish().reasoning
         if self._stop_string is None:
             rest += self._answer(self._matcher.finish())
@@ -185,6 +186,7 @@ class TextStream:
         if self._reasoning is not None and self._reasoning.wants(mark):
             step = self._reasoning.push(mark)
             self._gain.reasoning += step.reasoning
+            self._mark_held = mark if self._reasoning.channel is Channel.START else ""
             return self._answer(step.content)
         if self._tool_calls is not None and self._tool_calls.wants(mark):
             if self._reasoning is not None and self._reasoning.channel is Channel.REASONING:
@@ -233,22 +235,31 @@ class TextStream:
         text, self._undecided = self._undecided + delta, ""
         step = splitter.push(delta)
         answer = step.content
-        self._gain.reasoning += step.reasoning
+        notes = step.reasoning
+        if self._mark_held and splitter.channel is not Channel.START:  # a control token that proved to be no tag
+            notes, self._mark_held = notes.replace(self._mark_held, "", 1), ""
+        self._gain.reasoning += notes
         if splitter.channel is Channel.START:
             self._undecided = text
             return "", ""
         if splitter.channel is Channel.REASONING:
             return text, ""
-        answer = answer[max(0, len(answer) - len(text)) :]  # without a control token that proved to be no tag
+        extra = len(answer) - len(text)
+        if extra > 0:
+            # The beginning of a call's tag, which was shown with the reasoning before it was complete; or a control
+            # token that proved to be no tag, which nobody is shown.
+            if splitter.reasoned:
+                self._answer(answer[:extra])
+            answer = answer[extra:]
         return text[: len(text) - len(answer)], answer
 
     def _decide(self) -> str:
         """Release what the splitter held to the end: an answer that only looked like the beginning of a tag."""
         assert self._reasoning is not None
         text, self._undecided = self._undecided, ""
-        step = self._reasoning.finish()
+        self._reasoning.finish()
         if self._reasoning.channel is Channel.REASONING:
-            self._gain.reasoning += step.reasoning
+            self._gain.reasoning += text
             self._gain.reasoning_tokens += self._undecided_ids
             return text
         return self._match(text)
