@@ -1,8 +1,9 @@
 """Time to the first token of a short turn behind histories of several lengths, against a cold prompt of the longest.
 
 The network is a mid-size hybrid with random weights (about 35 million parameters), whose values do not change the
-speed. Each history is a conversation's first turn; after it, turns of a few new tokens are timed one after the other,
-from the request to its first token. The parts of one turn that grow with the history are timed on their own, too.
+speed. One layer in eight is full attention: what it computes for a new token grows with the history, and nothing else
+does. Each history is a conversation's first turn; after it, turns of a few new tokens are timed one after the other,
+from the request to its first token, and the parts of a turn each on their own.
 
     python benchmarks/warm_ttft.py --json results.json
     python benchmarks/warm_ttft.py --histories 256,1024 --rounds 2     # a quick look
@@ -39,11 +40,11 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": LAYERS,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
-    "full_attention_interval": 4,
+    "layer_types": [*["linear_attention"] * 7, "full_attention"],
+    "full_attention_interval": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
-    "head_dim": 64,
+    "head_dim": 32,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 64,
