@@ -112,11 +112,13 @@ def test_a_damaged_run_costs_what_is_behind_it(tmp_path: Path) -> None:
 
 def test_e08_states_of_another_program_or_machine_are_a_miss(tmp_path: Path) -> None:
     """E08: what made them is part of their name."""
-    for environment, cached in (("one", 0), ("other", 0), ("one", 41)):
+    for seen, (environment, cached) in enumerate((("one", 0), ("other", 0), ("one", 41))):
         run = DiskTalks(tmp_path, "dense", environment=environment)
         row = run.talks.say("a", (*range(20, 61), 5), count=3)
         assert row.cached_tokens >= cached and (cached or row.cached_tokens == 0)
         assert [each.name for each in run.tier.sessions()] == ["a"]
+        run.tier.store.flush(10)
+        assert (run.tier.statistics()["records_of_others"] > 0) == (seen > 0)  # and that is why
         run.close()
 
 

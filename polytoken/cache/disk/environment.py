@@ -6,6 +6,7 @@ folder that machines share. Equal or not: what was made in another environment i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -24,8 +25,9 @@ def environment() -> dict[str, str]:
     return {"code": _code(_PACKAGE), "packages": _packages(), "machine": _machine()}
 
 
+@functools.cache
 def _code(package: Path) -> str:
-    """SHA-256 over the sources and the compiled parts."""
+    """SHA-256 over the sources and the compiled parts, as they were when first asked for: later ones are not loaded."""
     digest = hashlib.sha256()
     for top in _COMPUTING:
         root = package / top

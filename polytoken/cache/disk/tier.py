@@ -197,10 +197,14 @@ class DiskTier(SecondTier):
         return [saved for _, saved in self._saved_sessions()]
 
     def statistics(self) -> Mapping[str, Any]:
-        """The store's counters, what it was never offered among the dropped, and the runs still to be offered."""
+        """The store's counters, what it was never offered among the dropped, the runs still to be offered, and the
+        records in the folder that another model, program or machine made and that are of no use here.
+        """
         counts = asdict(self.store.statistics())
         dropped = Counter(counts["dropped"]) + self._dropped
-        return {**counts, "dropped": dict(dropped), "behind": len(self._debts)}
+        ours = sum(len(self.store.names(space.path)) for space in self._spaces.values())
+        others = counts["records"] - ours - len(self.store.names(NAMES.path))
+        return {**counts, "dropped": dict(dropped), "behind": len(self._debts), "records_of_others": max(0, others)}
 
     # -- for its own parts and the command line -----------------------------------------------------------------------
 
