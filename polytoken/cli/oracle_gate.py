@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polytoken.cli import options as flags
-from polytoken.cli.oracle_run import open_output
+from polytoken.cli.oracle_run import open_output, tell
 from polytoken.cli.output import say, write
 from polytoken.cli.progress import show_progress
 from polytoken.errors import UsageError
@@ -61,7 +60,7 @@ def gate(
         revision=revision, offline=offline, store=store, prefill_chunk_size=prefill_chunk_size, batch_size=4,
     )  # fmt: skip
     with open_output(output) as file, show_progress(verbose=False) as progress:
-        receipts = Receipts(write if json else _drop, sys.stderr.write, file=file)
+        receipts = Receipts(write if json else _drop, tell, file=file)
         result = run_gate(options, matrix, receipts, tell=_drop_outcome if json else _tell, progress=progress)
     say("note", f"{result.verdict}: {len(result.outcomes)} cases, {result.near_ties} near ties")
     if result.cost is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polytoken.cli.oracle_run import open_output
+from polytoken.cli.oracle_run import open_output, tell
 from polytoken.cli.output import write
 from polytoken.errors import UsageError
 
@@ -38,7 +37,7 @@ def reference(
     with open_output(output) as file:
         write_reference(
             lambda: load_engine(engine, model),
-            Receipts(write, sys.stderr.write, file=file),
+            Receipts(write, tell, file=file),
             checkpoint=model,
             mode=mode,
             prompt=prompt,

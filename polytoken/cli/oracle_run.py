@@ -93,7 +93,7 @@ def run(
         prefix_cache_mib=prefix_cache_mib, batch_size=1,
     )  # fmt: skip
     with open_output(output) as file, show_progress(verbose=False) as progress:
-        run_oracle(plan, options, Receipts(write, _tell, file=file), progress=progress)
+        run_oracle(plan, options, Receipts(write, tell, file=file), progress=progress)
 
 
 @contextmanager
@@ -114,6 +114,7 @@ def open_output(path: Path | None) -> Iterator[TextIO | None]:
         yield file
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """Progress, on stderr at once."""
     sys.stderr.write(line)
     sys.stderr.flush()

@@ -166,7 +166,8 @@ def _room(engine: ReferenceEngine, ids: Sequence[int], limit: int | None) -> int
 def _steps(engine: ReferenceEngine, receipts: Receipts, ids: list[int], row: Values, *, limit: int | None) -> None:
     """Greedy steps, with a receipt for each."""
     receipts.enter("decode")
-    room, made, token = _room(engine, ids, limit), [], int(row.argmax())
+    room, token = _room(engine, ids, limit), int(row.argmax())
+    made: list[int] = []
     while token not in engine.eos_ids and len(made) < room:
         made.append(token)
         start = time.perf_counter()
@@ -201,7 +202,9 @@ def _answer(
     """The greedy answer with the likeliest ids at every place."""
     receipts.enter("decode")
     start = time.perf_counter()
-    room, made, top = _room(engine, ids, limit), [], []
+    room = _room(engine, ids, limit)
+    made: list[int] = []
+    top: list[list[list[float]]] = []
     while True:
         token = int(row.argmax())
         made.append(token)

@@ -12,6 +12,7 @@ examined, accepted - alpha has mean 0 and variance alpha (1 - alpha), which need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -77,11 +78,11 @@ class Evidence:
 
     @property
     def z(self) -> float:
-        return self.score / max(self.variance, 1e-12) ** 0.5
+        return self.score / math.sqrt(max(self.variance, 1e-12))
 
     @property
     def z_coins(self) -> float:
-        return self.coins / max(self.coin_variance, 1e-12) ** 0.5
+        return self.coins / math.sqrt(max(self.coin_variance, 1e-12))
 
     @property
     def chi_square(self) -> float:

@@ -126,7 +126,7 @@ def examine_gate(
 def promises_bits(subject: Subject) -> bool:
     """Whether a row's numbers depend on that row alone here: on the CPU with exact products."""
     about = subject.about
-    return about["device"] == "cpu" and about["products"]["kind"] == "exact" and about["dtype"] == "float32"
+    return bool(about["device"] == "cpu" and about["products"]["kind"] == "exact" and about["dtype"] == "float32")
 
 
 def measure_cost(subject: Subject, matrix: Matrix) -> dict[str, float]:
