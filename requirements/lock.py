@@ -53,7 +53,7 @@ def main() -> None:
         build = without(resolve(python, BUILD), runtime)
         write("build.lock", build, "What building the project itself needs.")
         write("runtime.lock", runtime, "What the package needs everywhere, MLX backend aside.")
-        dev = resolve(python, [*PROJECT["dependencies"], *EXTRAS["dev"]])
+        dev = resolve(python, [*PROJECT["dependencies"], *EXTRAS["server"], *EXTRAS["dev"]])
         write("dev.lock", without(dev, runtime, build), "What tests and checks need beside runtime.lock.")
         for backend in BACKENDS:
             pins = without(resolve(python, EXTRAS[backend]), runtime)
