@@ -1,1 +1,1 @@
-"""The disk tier of the state bank: records that outlive the process, in one bounded folder. Knows nothing of MLX."""
+"""The disk tier of the state bank: records that outlive the process, in one bounded folder."""

@@ -12,7 +12,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from polytoken.cache.blocks import LayerBlock
 from polytoken.cache.disk.answers import DiskPut
@@ -39,8 +39,40 @@ from polytoken.cache.tree import ID_BYTES, WHOLE, common_bytes, encode_ids
 
 ANCHOR_TOKENS: Final = 2048
 """Of the restore points at the ends of chunks one in so many tokens is written; states are large, and chunks short."""
-_REMEMBERED_HEADERS: Final = 1 << 14
+_REMEMBERED_HEADERS: Final = 1 << 13
 _REMEMBERED_DEBTS: Final = 4096
+
+
+class Known(NamedTuple):
+    """What is remembered of a record's header.
+
+    Attributes:
+        key, kind, nbytes: as in the header.
+        ids, sealed, starts: of a run: its ids, encoded, and where the rows of each layer begin.
+    """
+
+    key: bytes
+    kind: str
+    nbytes: int
+    ids: bytes
+    sealed: bool
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, header: Header) -> Known | None:
+        """None for a header that makes no sense: it was not verified."""
+        try:
+            return cls._of(header)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+    @classmethod
+    def _of(cls, header: Header) -> Known:
+        if header.kind != RUN:
+            return cls(header.key, header.kind, header.nbytes, b"", False, ())
+        meta = header.meta
+        starts = tuple(row_starts(meta["blocks"]))
+        return cls(header.key, RUN, header.nbytes, encode_ids(meta["ids"]), bool(meta["sealed"]), starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +117,19 @@ class DiskOffer:
     identity: StateIdentity
     parent: bytes
     name: FileName
-    header: Header
-    marks: tuple[tuple[FileName, Header], ...]
+    run: Known
+    marks: tuple[tuple[FileName, Known], ...]
     agreed: int
 
     @property
     def digest(self) -> bytes:
         """The run's."""
-        return self.header.key
+        return self.run.key
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays that `load` gives."""
-        return self.header.nbytes + sum(header.nbytes for _, header in self.marks)
+        return self.run.nbytes + sum(mark.nbytes for _, mark in self.marks)
 
     def load(self) -> StoredRun | None:
         """The run, every byte of it verified; None if that fails. Marks that fail are left out."""
@@ -120,7 +152,7 @@ class DiskTier(SecondTier):
         self._label = label
         self._checkpoint = checkpoint
         self._spaces: dict[StateIdentity, Space] = {}
-        self._headers: OrderedDict[FileName, Header] = OrderedDict()
+        self._known: OrderedDict[FileName, Known] = OrderedDict()
         self._debts: OrderedDict[bytes, _Debt] = OrderedDict()
         self._dropped: Counter[str] = Counter()
         self._unwritten: dict[bytes, dict[int, weakref.ref[Mark]]] = {}  # restore points between anchors, by run
@@ -151,7 +183,7 @@ class DiskTier(SecondTier):
                 name = self.store.find(space, digest)
                 if name is not None:
                     names.append(name)
-                    self._headers.pop(name, None)
+                    self._known.pop(name, None)
         if names:
             self.store.remove(names)
 
@@ -173,25 +205,23 @@ class DiskTier(SecondTier):
         self._pay_debts()
         space = self.space(identity)
         behind = None if parent == _root_digest(identity) else parent
-        found: tuple[int, FileName, Header] | None = None
+        found: tuple[int, FileName, Known] | None = None
         for name in self._candidates(space, identity, parent, behind, rest):
-            if found is not None and found[0] == len(rest):
-                break
-            header = self._header(space, name)
-            if header is None or header.kind != RUN:
+            run = self._recall(space, name)
+            if run is None or run.kind != RUN or run.ids[:ID_BYTES] != rest[:ID_BYTES]:
                 continue
-            ids = encode_ids(header.meta["ids"])
-            agreed = common_bytes(ids, rest)
-            usable = agreed > 0 and (not header.meta["sealed"] or ids == rest)
-            if usable and (found is None or agreed > found[0]):
-                found = agreed, name, header
-                if agreed == identity.grid * ID_BYTES:
+            if run.sealed and run.ids != rest:
+                continue
+            agreed = common_bytes(run.ids, rest)
+            if found is None or agreed > found[0]:
+                found = agreed, name, run
+                if agreed in (len(rest), identity.grid * ID_BYTES):
                     break
         if found is None:
             return None
-        agreed, name, header = found
-        marks = tuple(self._marks(space, header.key))
-        return DiskOffer(self, space, identity, parent, name, header, marks, agreed // ID_BYTES)
+        agreed, name, run = found
+        marks = tuple(self._marks(space, run.key))
+        return DiskOffer(self, space, identity, parent, name, run, marks, agreed // ID_BYTES)
 
     def sessions(self) -> list[SessionRecord]:
         return [saved for _, saved in self._saved_sessions()]
@@ -211,8 +241,8 @@ class DiskTier(SecondTier):
     def load(self, offer: DiskOffer) -> StoredRun | None:
         """What an offer promised."""
         record = self.store.get(offer.space, offer.name)
-        if record is None or record.meta != offer.header.meta:
-            self._headers.pop(offer.name, None)
+        if record is None or encode_ids(record.meta["ids"]) != offer.run.ids:
+            self._known.pop(offer.name, None)
             return None
         blocks, start = read_blocks(record), int(record.meta["start"])
         marks = []
@@ -264,12 +294,11 @@ class DiskTier(SecondTier):
         best: FileName | None = None
         length = 0
         for name in self._candidates(space, identity, parent, behind, key):
-            header = self._header(space, name) if name in self.store else None
-            if header is None or header.kind != RUN:
+            run = self._recall(space, name) if name in self.store else None
+            if run is None or run.kind != RUN or len(run.ids) <= length:
                 continue
-            ids = encode_ids(header.meta["ids"])
-            if len(ids) > length and key.startswith(ids) and (not header.meta["sealed"] or ids == key):
-                best, length = name, len(ids)
+            if key.startswith(run.ids) and (not run.sealed or run.ids == key):
+                best, length = name, len(run.ids)
                 if length == identity.grid * ID_BYTES:
                     break
         return best, length
@@ -284,21 +313,22 @@ class DiskTier(SecondTier):
                 yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind)
         yield from self.store.children(space, behind)
 
-    def _header(self, space: Space, name: FileName) -> Header | None:
-        header = self._headers.get(name)
-        if header is None:
+    def _recall(self, space: Space, name: FileName) -> Known | None:
+        known = self._known.get(name)
+        if known is None:
             header = self.store.describe(space, name)
-            if header is not None:
-                self._headers[name] = header
-                if len(self._headers) > _REMEMBERED_HEADERS:
-                    self._headers.popitem(last=False)
-        return header
+            known = None if header is None else Known.of(header)
+            if known is not None:
+                self._known[name] = known
+                if len(self._known) > _REMEMBERED_HEADERS:
+                    self._known.popitem(last=False)
+        return known
 
-    def _marks(self, space: Space, digest: bytes) -> Iterable[tuple[FileName, Header]]:
+    def _marks(self, space: Space, digest: bytes) -> Iterable[tuple[FileName, Known]]:
         for name in self.store.children(space, digest):
-            header = self._header(space, name)
-            if header is not None and header.kind == MARK:
-                yield name, header
+            known = self._recall(space, name)
+            if known is not None and known.kind == MARK:
+                yield name, known
 
     def _offer(self, run: StoredRun) -> bool:
         """Give the store what it lacks of a run; whether it took all of it."""
@@ -327,12 +357,12 @@ class DiskTier(SecondTier):
         outcome = self.store.admits(name, nbytes)
         fuller = False
         if outcome is DiskPut.PRESENT:
-            header = self._header(space, name)
-            fuller = header is not None and any(
-                block.start < start for block, start in zip(run.blocks, row_starts(header.meta["blocks"]), strict=True)
+            known = self._recall(space, name)
+            fuller = known is not None and any(
+                block.start < start for block, start in zip(run.blocks, known.starts, strict=False)
             )
         if outcome is DiskPut.QUEUED or fuller:
-            self._headers.pop(name, None)
+            self._known.pop(name, None)
             outcome = self.store.put(space, run_record(run), replace=fuller)
         return outcome
 
