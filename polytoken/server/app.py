@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from polytoken.server import admin, info
+from polytoken.server import admin, info, pages
 from polytoken.server.chat import chat_completions
 from polytoken.server.completions import completions
 from polytoken.server.errors import ApiError
@@ -24,6 +24,10 @@ from polytoken.server.settings import ServerSettings
 from polytoken.server.state import ServerState
 
 ROUTES = (
+    Route("/", pages.page, methods=["GET"]),
+    Route("/static/{name}", pages.static, methods=["GET"]),
+    Route("/docs", pages.docs, methods=["GET"]),
+    Route("/openapi.json", pages.openapi, methods=["GET"]),
     Route("/health", info.health, methods=["GET"]),
     Route("/metrics", info.metrics, methods=["GET"]),
     Route("/v1/models", info.models, methods=["GET"]),

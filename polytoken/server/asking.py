@@ -25,6 +25,7 @@ _SAMPLING: Final = (
     "logit_bias",
 )
 _SEED_BITS: Final = 63
+SESSION_HEADERS: Final = ("x-session-id", "x-polytoken-session-id")
 
 
 def new_id(prefix: str) -> str:
@@ -62,6 +63,7 @@ def requests_of(
     limit: int | None,
     cap: int | None,
     logprobs: int | None,
+    session: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> list[Request]:
     """One request for every choice of every prompt. Choice 0 has the client's seed, so `n` does not change it.
@@ -70,6 +72,7 @@ def requests_of(
         answer_id: the engine's ids of the requests begin with it.
         limit: most new tokens that the client wants.
         cap: most that the server gives.
+        session: name of the conversation, whose state is kept for its next turn.
         extra: further fields of `Request`.
 
     Raises:
@@ -83,7 +86,7 @@ def requests_of(
         return [
             Request(
                 request_id=f"{answer_id}-{place * (body.n or 1) + choice}",
-                token_ids=prompt.ids,
+                **_source(prompt, session if body.n in (None, 1) else None),
                 max_new_tokens=wanted if cap is None else min(wanted, cap),
                 limit_is_default=True,  # a limit beyond the context means: as far as it goes
                 max_denoising_steps=body.max_denoising_steps,
@@ -97,6 +100,21 @@ def requests_of(
         ]
     except PolytokenError as error:
         raise from_engine(error) from None
+
+
+def _source(prompt: Prompt, session: str | None) -> dict[str, Any]:
+    """What the prompt is made from: the turns of a session, so that it goes on from committed ids, else ids."""
+    if session is None or prompt.turns is None:
+        return {"token_ids": prompt.ids, "session": session}
+    return {"messages": prompt.turns, "session": session}
+
+
+def session_of(headers: Mapping[str, str], metadata: Mapping[str, Any] | None) -> str | None:
+    """The conversation's name: by header, else by the call's metadata; None for none, or when asked to go without."""
+    named = [headers.get(name) for name in SESSION_HEADERS]
+    named += [(metadata or {}).get(name) for name in ("session_id", "chat_id", "conversation_id")]
+    name = next((str(item).strip() for item in named if item is not None and str(item).strip()), None)
+    return None if name is None or name in ("bypass", "stateless", "off") else name[:200]
 
 
 def check_choices(body: Sampled, most: int) -> None:

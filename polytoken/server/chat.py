@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from polytoken.events import Event, GenerationResult, Token, ToolCall
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of, usage_of
-from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of
+from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of, session_of
 from polytoken.server.body import read_record
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import chat_logprobs
@@ -61,11 +61,13 @@ async def chat_completions(request: HttpRequest) -> Response:
     body = await read_record(request, ChatRequest, limit=state.settings.max_body_bytes)
     check_choices(body, state.settings.max_choices)
     async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, body)
+        chat = await open_chat(state, model, body, session=session_of(request.headers, body.metadata))
     return await answer(request, chat)
 
 
-async def open_chat(state: ServerState, model: Model, body: ChatRequest, *, prefix: str = "chatcmpl-") -> Chat:
+async def open_chat(
+    state: ServerState, model: Model, body: ChatRequest, *, prefix: str = "chatcmpl-", session: str | None = None
+) -> Chat:
     """Check the call against the model, and queue its requests; the answer's id begins with `prefix`."""
     tools = tools_of(body)
     if body.top_logprobs is not None and not body.logprobs:
@@ -91,6 +93,7 @@ async def open_chat(state: ServerState, model: Model, body: ChatRequest, *, pref
         limit=body.max_completion_tokens or body.max_tokens,
         cap=state.settings.max_new_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        session=session,
         extra={"tools": tuple(tools), "think": think, "grammar": grammar},
     )
     turn = state.open_turn(model, requests)

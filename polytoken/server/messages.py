@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, Usage, usage_of
-from polytoken.server.asking import answer_headers
+from polytoken.server.asking import answer_headers, session_of
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take, thinks, tools_of
 from polytoken.server.errors import ApiError, bad_request, unsupported
@@ -61,7 +61,7 @@ async def messages(request: HttpRequest) -> Response:
     body = await read_record(request, MessagesRequest, limit=state.settings.max_body_bytes)
     asked = check(ChatRequest, to_chat(body))
     async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, asked, prefix="msg_")
+        chat = await open_chat(state, model, asked, prefix="msg_", session=session_of(request.headers, body.metadata))
     headers = {**answer_headers(chat.answer_id, asked), "request-id": chat.answer_id}
     try:
         if not body.stream:
@@ -276,7 +276,7 @@ class _Stream:
     def _call(self, step: ToolCallDelta) -> list[bytes]:
         parts: list[bytes] = []
         if step.name is not None:
-            block = {"type": "tool_use", "id": step.call_id, "name": step.name, "input": {}}
+            block: dict[str, Any] = {"type": "tool_use", "id": step.call_id, "name": step.name, "input": {}}
             parts += self._switch(f"tool {step.index}", block)
         if step.arguments:
             parts.append(self._add(type="input_json_delta", partial_json=step.arguments))
@@ -303,5 +303,5 @@ class _Stream:
         return _event("content_block_delta", index=self._index, delta=delta)
 
 
-def _event(name: str, **members: Any) -> bytes:
+def _event(name: str, /, **members: Any) -> bytes:
     return frame({"type": name, **members}, event=name)

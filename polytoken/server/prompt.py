@@ -19,9 +19,17 @@ INLINE_CHARACTERS: Final = 4_000  # longer prompts are made on a thread, so that
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids that the model reads; never empty."""
+    """What the model reads.
+
+    Attributes:
+        ids: never empty.
+        turns, tools: what they were rendered from, for a session whose ids go on from earlier ones; None where
+            the ids are all there is.
+    """
 
     ids: tuple[int, ...]
+    turns: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 async def chat_prompt(
@@ -60,7 +68,8 @@ async def chat_prompt(
         except Exception as error:
             line = " ".join(str(error).split())[:300]
             raise bad_request(f"the chat template failed: {line}", param="messages", code="bad_template") from None
-        return Prompt(tuple(model.tokenizer.encode(text, add_special_tokens=False)))
+        ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
+        return Prompt(ids, None if extra else tuple(turns), tuple(listed))
 
     return await _made(make, sum(len(str(message.get("content") or "")) for message in messages))
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Delta, Reasoning, usage_of
-from polytoken.server.asking import answer_headers, new_id
+from polytoken.server.asking import answer_headers, new_id, session_of
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
@@ -59,7 +59,7 @@ async def responses(request: HttpRequest) -> Response:
     turns = [*earlier, *input_turns(body.input)]
     asked = check(ChatRequest, to_chat(body, turns))
     async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, asked, prefix="resp_")
+        chat = await open_chat(state, model, asked, prefix="resp_", session=session_of(request.headers, body.metadata))
     call = _Call(state, chat, body, turns)
     headers = answer_headers(chat.answer_id, asked)
     try:
@@ -266,7 +266,7 @@ class _Call:
     def _at(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
-    def _event(self, name: str, **members: Any) -> bytes:
+    def _event(self, name: str, /, **members: Any) -> bytes:
         self.number += 1
         return frame({"type": name, "sequence_number": self.number - 1, **members}, event=name)
 

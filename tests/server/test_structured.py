@@ -25,9 +25,10 @@ SCHEMA = {
     "required": ["size", "count"],
     "additionalProperties": False,
 }
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = [
     {"type": "function", "function": {"name": "order", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "bill"}},
+    {"type": "function", "function": {"name": "bill", "parameters": NOTHING}},
 ]
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "order"}], "enable_thinking": False, "max_tokens": 300}
 
