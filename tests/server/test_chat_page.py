@@ -38,8 +38,8 @@ def test_a_conversation_in_a_browser(scripted: Running, script: Script) -> None:
         for number in (1, 2):
             page.fill("#text", "hello")
             page.click("#send")
-            page.wait_for_function(f"document.body.innerText.includes('Answer <b>{number}</b>.')", timeout=60_000)
-            page.wait_for_function("document.getElementById('send').textContent === 'Send'", timeout=60_000)
+            page.get_by_text(f"Answer <b>{number}</b>.").wait_for(timeout=60_000)
+            page.locator("#send", has_text="Send").wait_for(timeout=60_000)
         assert page.locator("details summary").count() == 2
         assert not page.locator("details span").first.is_visible()  # folded
         page.wait_for_selector("text=tokens/forward", timeout=60_000)
