@@ -28,11 +28,11 @@ def make_record(number: int, *, parent: int | None = None, size: int = 10_000) -
         "none": HostArray("F32", (1, 0, 3), b""),
     }
     behind = None if parent is None else key_of(parent)
-    return Record(key_of(number), behind, "run", {"number": number, "ids": [number, 2**40]}, arrays)
+    return Record(key_of(number), behind, "run", {"number": number, "ids": [number, 2**40]}, arrays, "h")
 
 
 def name_of(number: int, *, parent: int | None = None, space: Space = SPACE) -> FileName:
-    return FileName.of(space.path, key_of(number), None if parent is None else key_of(parent))
+    return FileName.of(space.path, key_of(number), None if parent is None else key_of(parent), "h")
 
 
 def is_intact(record: Record, number: int) -> bool:

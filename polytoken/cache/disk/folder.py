@@ -2,10 +2,10 @@
 
 Layout under the root:
 
-    lock                                       held (flock) by whoever changes anything; 16 bytes that change with it
-    partial/                                   what is being written; the next writer deletes what a killed one left
-    vFORMAT/IDENTITY/KEY.PARENT.safetensors    records
-    names/KEY.root.safetensors                 named sessions
+    lock                                            held (flock) by whoever changes anything; 16 bytes, new each time
+    partial/                                        what is being written; a killed writer's goes with the next write
+    vFORMAT/IDENTITY/KEY.PARENT.HINT.safetensors    records
+    names/KEY.root.session.safetensors              named sessions
 
 A file gets its name by one rename after its bytes are on the disk, so whatever bears a name is whole. Only the holder
 of the lock writes, and it makes room before it does, so the bytes of all files stay within the limit at every instant.

@@ -1,7 +1,7 @@
 """What lies in a session folder, by name and size alone, in order of use: no file is opened for it.
 
-A record's file is called KEY.PARENT.safetensors in the folder of its format and identity, so a scan knows which record
-continues which. What others continue is never dropped before them, so a chain stays usable from its beginning.
+A record's file is called KEY.PARENT.HINT.safetensors in the folder of its format and identity, so a scan knows which
+record continues which. What others continue is never dropped before them, so a chain stays usable from its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 BLOCK: Final = 4096
 """A file is charged in whole blocks of this many bytes, as a file system does."""
-_RECORD: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16}|root)\.safetensors")
+_RECORD: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16}|root)\.([0-9a-z]{1,16})\.safetensors")
 _FORMAT_FOLDER: Final = re.compile(r"v[0-9]{1,6}")
 _IDENTITY_FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 LOCK: Final = "lock"
@@ -37,21 +37,23 @@ class FileName:
         space: folder of the format and the identity, relative to the root.
         key: hex, 64 digits.
         parent: hex, the first 16 digits of the parent's key, or "root".
+        hint: up to 16 digits and letters by which a reader chooses among the records that continue the same one.
     """
 
     space: str
     key: str
     parent: str
+    hint: str
 
     @classmethod
-    def of(cls, space: str, key: bytes, parent: bytes | None) -> FileName:
+    def of(cls, space: str, key: bytes, parent: bytes | None, hint: str) -> FileName:
         """The name of a record."""
-        return cls(space, key.hex(), "root" if parent is None else parent.hex()[:16])
+        return cls(space, key.hex(), "root" if parent is None else parent.hex()[:16], hint)
 
     @property
     def path(self) -> str:
         """Relative to the root."""
-        return f"{self.space}/{self.key}.{self.parent}.safetensors"
+        return f"{self.space}/{self.key}.{self.parent}.{self.hint}.safetensors"
 
 
 @dataclass
@@ -168,7 +170,7 @@ def scan(root: Path) -> Index:
         if match is None:
             index.charged += charge(status.st_size)
         else:
-            found.append((status.st_mtime_ns, FileName(path, match[1], match[2]), status.st_size))
+            found.append((status.st_mtime_ns, FileName(path, match[1], match[2], match[3]), status.st_size))
     keys = {(name.space, name.key[:16]) for _, name, _ in found}
     found.sort(key=lambda each: (each[1].parent == "root" or (each[1].space, each[1].parent) in keys, each[0]))
     for used, name, size in found:

@@ -153,7 +153,7 @@ def _read_names(root: Path, index: Index) -> tuple[list[_Named], int]:
             if run is None:
                 break
             runs.append(run)
-        marks = [child for run in runs for child in index.continuing(run) if _kind(root, child) == "mark"]
+        marks = [child for run in runs for child in index.continuing(run) if child.hint == "mark"]
         found.append(_Named(name, item, saved, tuple(runs), frozenset([*runs, *marks])))
     return found, damaged
 
@@ -162,11 +162,6 @@ def _reach(root: Path, runs: tuple[FileName, ...]) -> int:
     """Tokens up to the end of the last run."""
     header = _header(root, runs[-1]) if runs else None
     return 0 if header is None else int(header.meta["start"]) + len(header.meta["ids"])
-
-
-def _kind(root: Path, name: FileName) -> str:
-    header = _header(root, name)
-    return "" if header is None else header.kind
 
 
 def _header(root: Path, name: FileName) -> Header | None:

@@ -54,7 +54,7 @@ def name_record(record: SessionRecord, *, space: Space, label: str, runs: Sequen
         "ids": list(record.ids),
         "runs": [run.key for run in runs],
     }
-    return Record(name_key(record.name, space.path), None, SESSION, meta)
+    return Record(name_key(record.name, space.path), None, SESSION, meta, hint=SESSION)
 
 
 def read_name(meta: Mapping[str, Any]) -> SavedSession | None:

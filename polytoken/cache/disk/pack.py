@@ -12,6 +12,7 @@ from polytoken.cache.disk.record import HostArray, Record
 from polytoken.cache.marks import Mark
 from polytoken.cache.tail import Tail
 from polytoken.cache.tier import StoredRun
+from polytoken.cache.tree import ID_BYTES, encode_ids
 
 RUN: Final = "run"
 MARK: Final = "mark"
@@ -25,12 +26,19 @@ def run_record(run: StoredRun) -> Record:
         "sealed": run.sealed,
         "blocks": [_describe_block(block) for block in run.blocks],
     }
-    return Record(run.digest, parent_of(run), RUN, meta, _host_arrays("block", run.blocks))
+    return Record(
+        run.digest, parent_of(run), RUN, meta, _host_arrays("block", run.blocks), run_hint(encode_ids(run.ids[:1]))
+    )
 
 
 def parent_of(run: StoredRun) -> bytes | None:
     """The key of the record that the run's continues: a root is no record."""
     return None if run.start == 0 else run.parent
+
+
+def run_hint(key: bytes) -> str:
+    """The hint of a run's record: its first id, of its ids as `encode_ids` gives them."""
+    return key[:ID_BYTES].hex()
 
 
 def row_starts(blocks: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -52,7 +60,7 @@ def mark_record(digest: bytes, mark: Mark) -> Record:
         if mark.tail.hidden is not None:
             arrays["hidden"] = to_host(mark.tail.hidden)
     meta = {"position": mark.position, "states": [_describe_block(block) for block in mark.states]}
-    return Record(mark_key(digest, mark), digest, MARK, meta, arrays)
+    return Record(mark_key(digest, mark), digest, MARK, meta, arrays, MARK)
 
 
 def read_blocks(record: Record) -> tuple[LayerBlock, ...]:

@@ -98,6 +98,7 @@ class Record:
         kind: what sort of record it is.
         meta: a JSON object: what a reader compares in full before it believes the key.
         arrays: by name.
+        hint: for its file's name, see `FileName`; not part of what is stored.
     """
 
     key: bytes
@@ -105,6 +106,7 @@ class Record:
     kind: str
     meta: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, HostArray] = field(default_factory=dict)
+    hint: str = "record"
 
     def __post_init__(self) -> None:
         for key in (self.key, self.parent):

@@ -87,7 +87,7 @@ class DiskStore:
         QUEUED is a promise to try; the record counts as present from now on. With `replace` it takes the place of
         one of the same key.
         """
-        name = FileName.of(space.path, record.key, record.parent)
+        name = FileName.of(space.path, record.key, record.parent, record.hint)
         with self._change:
             outcome = self._count(self._admit(name, record.nbytes, replace=replace))
             if outcome is DiskPut.QUEUED:
@@ -115,7 +115,7 @@ class DiskStore:
                 self._miss(name)
                 return None
             record = decode(data, space)
-            if FileName.of(space.path, record.key, record.parent) != name:
+            if FileName.of(space.path, record.key, record.parent, name.hint) != name:
                 raise RecordFault(Fault.MISPLACED)
         except (OSError, RecordFault) as refused:
             self._refuse(space, name, refused.fault if isinstance(refused, RecordFault) else Fault.UNREADABLE)
@@ -148,10 +148,12 @@ class DiskStore:
             name = self._short.get((space.path, key.hex()[:16]))
         return name if name is not None and name.key == key.hex() else None
 
-    def children(self, space: Space, parent: bytes | None) -> list[FileName]:
-        """The records known to continue one, or to begin, in no order."""
+    def children(self, space: Space, parent: bytes | None, hint: str) -> list[FileName]:
+        """The records with this hint that are known to continue one, or to begin, in no order."""
+        family = FileName.of(space.path, b"", parent, hint)
         with self._change:
-            return list(self._children.get((space.path, FileName.of(space.path, b"", parent).parent), ()))
+            found = self._children.get((family.space, family.parent), ())
+            return [name for name in found if name.hint == hint]
 
     def names(self, space: str) -> list[FileName]:
         """The records known in one folder of records, least recently written first."""

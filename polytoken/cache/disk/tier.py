@@ -28,6 +28,7 @@ from polytoken.cache.disk.pack import (
     read_blocks,
     read_mark,
     row_starts,
+    run_hint,
     run_record,
 )
 from polytoken.cache.disk.record import Header, Space
@@ -307,11 +308,11 @@ class DiskTier(SecondTier):
         self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, rest: bytes
     ) -> Iterable[FileName]:
         """Names of runs that may continue `rest`: those whose digest can be told first, then all known children."""
-        full = rest[: identity.grid * ID_BYTES]
+        full, hint = rest[: identity.grid * ID_BYTES], run_hint(rest)
         for run in dict.fromkeys((full, rest)):
             for key in (run, run + WHOLE):
-                yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind)
-        yield from self.store.children(space, behind)
+                yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind, hint)
+        yield from self.store.children(space, behind, hint)
 
     def _recall(self, space: Space, name: FileName) -> Known | None:
         known = self._known.get(name)
@@ -325,7 +326,7 @@ class DiskTier(SecondTier):
         return known
 
     def _marks(self, space: Space, digest: bytes) -> Iterable[tuple[FileName, Known]]:
-        for name in self.store.children(space, digest):
+        for name in self.store.children(space, digest, MARK):
             known = self._recall(space, name)
             if known is not None and known.kind == MARK:
                 yield name, known
@@ -352,7 +353,7 @@ class DiskTier(SecondTier):
         return True
 
     def _offer_rows(self, space: Space, run: StoredRun) -> DiskPut:
-        name = FileName.of(space.path, run.digest, parent_of(run))
+        name = FileName.of(space.path, run.digest, parent_of(run), run_hint(encode_ids(run.ids[:1])))
         nbytes = sum(block.nbytes for block in run.blocks)
         outcome = self.store.admits(name, nbytes)
         fuller = False
@@ -367,7 +368,7 @@ class DiskTier(SecondTier):
         return outcome
 
     def _offer_mark(self, space: Space, digest: bytes, mark: Mark) -> DiskPut:
-        name = FileName.of(space.path, mark_key(digest, mark), digest)
+        name = FileName.of(space.path, mark_key(digest, mark), digest, MARK)
         outcome = self.store.admits(name, mark.nbytes)
         return self.store.put(space, mark_record(digest, mark)) if outcome is DiskPut.QUEUED else outcome
 
