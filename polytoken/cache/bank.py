@@ -302,7 +302,9 @@ class StateBank:
         """Bring one run from the store below to where it belongs; False when there is none, or no room for it."""
         assert self.tier is not None
         offer = self.tier.find(identity, node.digest, rest)
-        if offer is None or not self._make_room(node, offer.nbytes):
+        if offer is None or any(child.digest == offer.digest for child in node.children.values()):
+            return False  # nothing is read for what is here
+        if not self._make_room(node, offer.nbytes):
             return False
         run = offer.load()
         if run is None or run.parent != node.digest or run.nbytes > offer.nbytes:

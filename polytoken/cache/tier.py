@@ -66,6 +66,11 @@ class Offer(Protocol):
     """A run that the second store has. Nothing is read before `load`, so that the bank can make room first."""
 
     @property
+    def digest(self) -> bytes:
+        """The run's own."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays that `load` gives."""
         ...
