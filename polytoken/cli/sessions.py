@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polytoken.cli import options as flags
+from polytoken.cli.chat_files import conversation_names, conversations_folder
 from polytoken.cli.output import say, write_json
 from polytoken.cli.tables import Column, print_fields, print_table, size_text
 from polytoken.errors import UsageError
@@ -34,7 +35,7 @@ def list_sessions(*, session_dir: Folder, json: flags.Json = False) -> None:
     """List the named sessions in a folder, the most recently used first."""
     report = _read(session_dir)
     if json:
-        write_json({"session_dir": str(session_dir), **report.as_json()})
+        write_json({"session_dir": str(session_dir), **report.as_json(), "conversations": _conversations(session_dir)})
         return
     if not report.sessions:
         say("note", f"no named sessions in {session_dir}")
@@ -46,6 +47,8 @@ def list_sessions(*, session_dir: Folder, json: flags.Json = False) -> None:
             for each in report.sessions
         ]
         print_table(columns, rows)
+    if texts := _conversations(session_dir):
+        say("note", f"conversations of chat, to go on with --session NAME: {', '.join(texts)}")
     say("note", _describe(report))
 
 
@@ -77,23 +80,25 @@ def clear(
     everything: Annotated[bool, typer.Option("--all", help="Every session, and states without a name.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete one session, or all of them. What other sessions stand on stays."""
+    """Delete one session and its conversation, or all of them. What other sessions stand on stays."""
     from polytoken.cache.disk.listing import clear_sessions  # noqa: PLC0415
 
     if (name is None) != everything:
         raise UsageError("name one session, or give --all", field="--all")
-    report = _read(session_dir)
-    if name is not None and not any(each.name == name for each in report.sessions):
+    report, texts = _read(session_dir), _conversations(session_dir)
+    if name is not None and name not in {*(each.name for each in report.sessions), *texts}:
         raise _unknown(name, session_dir)
-    if not yes and (report.sessions or report.records):
+    if not (report.sessions or report.records or report.damaged or texts):
+        say("note", f"nothing to clear in {session_dir}")
+        return
+    if not yes:
         if not sys.stdin.isatty():
             raise UsageError("--yes is needed where nobody can be asked", field="--yes")
         what = f"everything in {session_dir} ({size_text(report.bytes)})" if name is None else f"session {name!r}"
         typer.confirm(f"Delete {what}?", abort=True)
-    if not (report.sessions or report.records or report.damaged):
-        say("note", f"nothing to clear in {session_dir}")
-        return
     try:
+        for text in texts if name is None else {name}.intersection(texts):
+            (conversations_folder(session_dir) / f"{text}.json").unlink(missing_ok=True)
         cleared, freed = clear_sessions(session_dir.expanduser(), None if name is None else {name})
     except OSError as error:
         raise _unusable(session_dir, error) from None
@@ -112,6 +117,11 @@ def _read(session_dir: Path) -> FolderReport:
         return read_folder(folder)
     except OSError as error:
         raise _unusable(session_dir, error) from None
+
+
+def _conversations(session_dir: Path) -> list[str]:
+    """Names of the conversations that chat keeps in the folder, beside their states."""
+    return conversation_names(conversations_folder(session_dir))
 
 
 def _unknown(name: str, session_dir: Path) -> UsageError:

@@ -82,6 +82,27 @@ def test_sessions_are_listed_shown_and_cleared(polytoken: Runner, tiny: str, fol
     assert "no named sessions" in polytoken("sessions", "list", "--session-dir", str(folder)).err
 
 
+def test_a_conversation_of_chat_comes_back_warm_and_goes_with_its_session(
+    polytoken: Runner, tiny: str, folder: Path
+) -> None:
+    def talk(line: str) -> Outcome:
+        return polytoken(
+            "chat", "--model", tiny, "--session", "mine", "--session-dir", str(folder), "--max-new-tokens", "5",
+            "--verbose", stdin=line + "\n",
+        )  # fmt: skip
+
+    assert talk("hello there").status == 0
+    second = talk("and then?")
+    assert second.status == 0
+    assert " cached" in second.err
+    report = json.loads(polytoken("sessions", "list", "--session-dir", str(folder), "--json").out)
+    assert report["conversations"] == ["mine"]
+    assert [each["name"] for each in report["sessions"]] == ["mine"]
+    assert "mine" in polytoken("sessions", "list", "--session-dir", str(folder)).err
+    assert "1 session deleted" in polytoken("sessions", "clear", "mine", "--session-dir", str(folder), "--yes").err
+    assert not list(folder.rglob("*.json"))
+
+
 def test_what_cannot_be_is_told_in_one_line(polytoken: Runner, tiny: str, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
