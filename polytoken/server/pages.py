@@ -68,9 +68,8 @@ async def docs(request: HttpRequest) -> Response:
 
 def describe() -> dict[str, Any]:
     """An OpenAPI document."""
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in _BODIES.values()], ref_template="#/components/schemas/{model}"
-    )
+    bodies: Any = [(body, "validation") for body in _BODIES.values()]
+    _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
     answers = {
         "200": {"description": "The answer."},
         **{code: {"description": "An error object."} for code in ("400", "401", "403", "404", "413", "415", "429")},
