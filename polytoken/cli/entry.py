@@ -47,11 +47,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[: _verb_position(words)]
-    with ending():
-        return _dispatch(words, debug=debug)
+    with ending() as end:
+        status = _dispatch(words, debug=debug)
+        if status == EXIT_INTERRUPTED and end.terminated:  # typer makes 130 of every KeyboardInterrupt
+            status = EXIT_TERMINATED
+        if status in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            say("note", word_of(status))
+        return status
 
 
 def _dispatch(words: list[str], *, debug: bool) -> int:
+    """Run the verb; everything that it raises becomes a line, if it needs one, and a status."""
     try:
         prepare_streams()
         _prepare_log(debug=debug)
@@ -87,8 +93,6 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
             say("note", "this is a defect; run `polytoken --debug ...` for the traceback")
         _trace(debug)
         status = EXIT_FAILURE
-    if status in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-        say("note", word_of(status))
     return status if isinstance(status, int) else EXIT_OK
 
 

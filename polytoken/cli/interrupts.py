@@ -2,19 +2,23 @@
 
 Outside of a run both unwind like Ctrl-C does. Within `draining` they fail the open requests of the run, whose records
 and summary still come. A signal that was ignored when the program started (`nohup`, a shell's background) stays so.
+
+A handler runs in the middle of whatever its thread does, perhaps with a lock held or half-way through a wait. So it
+takes no lock: it leaves word in a queue made for that, or ends the process.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from polytoken.cli.output import say
 from polytoken.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:
@@ -38,20 +42,26 @@ def word_of(status: int) -> str:
     return "terminated" if status == EXIT_TERMINATED else "interrupted"
 
 
-@contextmanager
-def ending() -> Iterator[None]:
-    """While this is open, SIGTERM raises `Terminated`; a second one ends the process at once."""
-    seen = False
+class Ending:
+    """Whether SIGTERM came. Some libraries make their own of the `Terminated` that it raises."""
 
-    def terminate(number: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        if seen:
+    def __init__(self) -> None:
+        self.terminated = False
+
+    def terminate(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.terminated:
             leave_at_once(number)
-        seen = True
+        self.terminated = True
         raise Terminated
 
-    with _handled({signal.SIGTERM: terminate}):
-        yield
+
+@contextmanager
+def ending() -> Iterator[Ending]:
+    """While this is open, SIGTERM raises `Terminated`; a second one ends the process at once."""
+    state = Ending()
+    with _handled({signal.SIGTERM: state.terminate}):
+        yield state
 
 
 class Interrupt:
@@ -64,13 +74,19 @@ class Interrupt:
     def __init__(self, engine: Engine) -> None:
         self.status = 0
         self._engine = engine
+        self._word: SimpleQueue[bool] = SimpleQueue()  # whose `put` may interrupt any call of its own
+        threading.Thread(target=self._watch, name="polytoken-interrupt", daemon=True).start()
 
     def press(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         if self.status:
             leave_at_once(number)
         self.status = 128 + number
-        self._engine.interrupt()
+        self._word.put(True)
+
+    def end(self) -> None:
+        """Nobody will press any more."""
+        self._word.put(False)
 
     def guard(self, source: Iterable[T]) -> Iterator[T]:
         """The source of a run, ending at once if a signal came after the handler was set and before the run began."""
@@ -79,18 +95,28 @@ class Interrupt:
             return
         yield from source
 
+    def _watch(self) -> None:
+        if self._word.get():
+            self._engine.interrupt()
+
 
 @contextmanager
 def draining(engine: Engine) -> Iterator[Interrupt]:
     """While this is open, the first signal fails the run's open requests, whose records and summary still come."""
     state = Interrupt(engine)
-    with _handled(dict.fromkeys(SIGNALS, state.press)):
-        yield state
+    try:
+        with _handled(dict.fromkeys(SIGNALS, state.press)):
+            yield state
+    finally:
+        state.end()
 
 
 def leave_at_once(number: int) -> NoReturn:
-    """End the process: nothing is waited for or flushed."""
-    say("note", f"{word_of(128 + number)} again: left without waiting")
+    """End the process: nothing is waited for or flushed, and no stream that may be in use is touched."""
+    note = f"polytoken: note: {word_of(128 + number)} again: left without waiting\n"
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:  # where nobody reads our errors either, the note is what has to go
+            os.write(2, note.encode())
     os._exit(128 + number)
 
 

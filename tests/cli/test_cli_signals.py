@@ -2,151 +2,167 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
+import struct
 import subprocess
-import sys
+import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
+from cli_child import PATIENCE, Child, started  # type: ignore[import-not-found]
 
-COMMAND = [sys.executable, "-m", "polytoken.cli"]
+from polytoken.testkit.tiny import write_checkpoint
+
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 NOTE = {signal.SIGINT: "polytoken: note: interrupted\n", signal.SIGTERM: "polytoken: note: terminated\n"}
 SIGNALS = pytest.mark.parametrize("number", STATUS, ids=lambda number: number.name)
+LONG = 50_000  # tokens, more than any machine generates before a signal reaches it
 
 
-@contextmanager
-def started(*arguments: str, **words: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command that does not outlive its test."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", **words
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with room for answers that are always interrupted."""
+    config = {"max_position_embeddings": 1 << 17}
+    return str(write_checkpoint(tmp_path_factory.mktemp("endless"), "qwen3", seed=1, config=config).path)
 
 
-def read_until(stream: IO[str], event: str) -> list[dict[str, Any]]:
-    seen = []
-    for line in stream:
-        seen.append(json.loads(line))
-        if seen[-1]["event"] == event:
-            return seen
-    raise AssertionError(f"no {event} before the end: {seen}")
-
-
-def ask(process: subprocess.Popen[str], count: int, tokens: int = 400) -> None:
-    assert process.stdin is not None
+def ask(child: Child, count: int, tokens: int = LONG) -> None:
+    """Write so many requests, and leave the input open: more could come."""
     for number in range(count):
         record = {"request_id": f"r{number}", "prompt": "x" * 40, "max_new_tokens": tokens}
-        process.stdin.write(json.dumps(record) + "\n")
-    process.stdin.flush()  # and not closed: more could come
+        child.write(json.dumps(record) + "\n")
+
+
+def await_full_pipe(child: Child) -> None:
+    """Read nothing until the command's output is stuck."""
+    assert child.process.stdout is not None
+    before, end = -1, time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        raw = fcntl.ioctl(child.process.stdout, termios.FIONREAD, struct.pack("i", 0))
+        waiting = struct.unpack("i", raw)[0]
+        if waiting == before and waiting >= 8192:
+            return
+        before = waiting
+        time.sleep(0.5)
+    raise AssertionError(f"the pipe holds {before} bytes and is not full")
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that takes nothing more and that nobody reads."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    try:
+        while True:
+            os.write(write_end, b"x")
+    except BlockingIOError:
+        os.set_blocking(write_end, True)
+    yield write_end
+    os.close(read_end)
+    os.close(write_end)
 
 
 @SIGNALS
-def test_the_first_one_drains(tiny: str, number: signal.Signals) -> None:
-    with started("generate", "--model", tiny, "--ignore-eos", "--requests-jsonl", "-") as process:
-        ask(process, 12)
-        assert process.stdout is not None and process.stderr is not None
-        before = read_until(process.stdout, "token")
-        process.send_signal(number)
-        events = before + [json.loads(line) for line in process.stdout]
-        assert process.wait(60) == STATUS[number]
-        begun = {event["request_id"] for event in events if event["event"] == "request_started"}
-        ends = [event for event in events if event["event"] == "generation_result"]
+def test_the_first_one_drains(endless: str, number: signal.Signals) -> None:
+    with started("generate", "--model", endless, "--ignore-eos", "--requests-jsonl", "-") as child:
+        ask(child, 12)
+        child.until_event("token")
+        child.press(number)
+        assert child.end() == STATUS[number]
+        begun = {event["request_id"] for event in child.events if event["event"] == "request_started"}
+        ends = [event for event in child.events if event["event"] == "generation_result"]
         assert begun <= {event["request_id"] for event in ends}
         assert len({event["request_id"] for event in ends}) == len(ends)
-        assert any(event["status"] == "failed" and event["code"] == "interrupted" for event in ends)
-        assert events[-1]["event"] == "inference_summary" and events[-1]["interrupted"]
-        assert events[-1]["failed_requests"] + events[-1]["finished_requests"] == len(ends)
-        assert process.stderr.read() == NOTE[number]
+        assert {(event["status"], event["code"]) for event in ends} == {("failed", "interrupted")}
+        last = child.events[-1]
+        assert last["event"] == "inference_summary" and last["interrupted"] and last["failed_requests"] == len(ends)
+        assert child.told == NOTE[number]
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_the_second_one_does_not_wait(tiny: str, numbers: tuple[signal.Signals, signal.Signals]) -> None:
+def test_the_second_one_does_not_wait(endless: str) -> None:
     # Nobody reads: the drain hangs in a full pipe, and only a second signal ends it.
-    with started("generate", "--model", tiny, "--ignore-eos", "--requests-jsonl", "-") as process:
-        ask(process, 40)
-        assert process.stdout is not None and process.stderr is not None
-        read_until(process.stdout, "token")
-        time.sleep(3)
-        process.send_signal(numbers[0])
+    with started("generate", "--model", endless, "--ignore-eos", "--requests-jsonl", "-") as child:
+        ask(child, 40)
+        child.until_event("token")
+        await_full_pipe(child)
+        child.press(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2)
-        process.send_signal(numbers[1])
-        assert process.wait(10) == STATUS[numbers[1]]
-        assert "without waiting" in process.stderr.read()
+            child.process.wait(1)
+        child.press(signal.SIGINT)
+        assert child.wait() == STATUS[signal.SIGINT]
+        child.end()
+        assert child.told == "polytoken: note: interrupted again: left without waiting\n"
 
 
-@SIGNALS
-def test_while_nothing_happens(tiny: str, number: signal.Signals) -> None:
-    with started("generate", "--model", tiny, "--requests-jsonl", "-") as process:
-        assert process.stdout is not None
-        read_until(process.stdout, "runtime_loaded")
-        process.send_signal(number)
-        assert [json.loads(line)["event"] for line in process.stdout] == ["inference_summary"]
-        assert process.wait(60) == STATUS[number]
+def test_the_second_one_does_not_wait_for_errors_to_be_read_either(endless: str, full_pipe: int) -> None:
+    words = ("generate", "--model", endless, "--ignore-eos", "--requests-jsonl", "-")
+    with started(*words, stderr=full_pipe) as child:
+        ask(child, 4)
+        child.until_event("token")
+        await_full_pipe(child)
+        child.press(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.process.wait(1)
+        child.press(signal.SIGTERM)
+        assert child.wait() == STATUS[signal.SIGTERM]
 
 
-@SIGNALS
-def test_the_text_so_far_is_kept(tiny: str, number: signal.Signals) -> None:
-    with started("generate", "--model", tiny, "--ignore-eos", "--prompt", "x", "--stream") as process:
-        assert process.stdout is not None and process.stderr is not None
-        first = process.stdout.read(10)
-        process.send_signal(number)
-        rest = process.stdout.read()
-        assert process.wait(60) in (0, STATUS[number])  # 0: the tiny model was faster
-        assert len(first) == 10 and rest.endswith("\n")
-        assert "Traceback" not in process.stderr.read()
+def test_while_nothing_happens(endless: str) -> None:
+    with started("generate", "--model", endless, "--requests-jsonl", "-") as child:
+        child.until_event("runtime_loaded")
+        child.press(signal.SIGINT)
+        assert child.end() == STATUS[signal.SIGINT]
+        assert [event["event"] for event in child.events] == ["runtime_loaded", "inference_summary"]
+
+
+def test_the_text_so_far_is_kept(endless: str) -> None:
+    words = ("--ignore-eos", "--prompt", "x", "--stream", "--max-new-tokens", str(LONG))
+    with started("generate", "--model", endless, *words) as child:
+        child.until("text", lambda: len(child.out) >= 10)
+        child.press(signal.SIGINT)
+        assert child.end() == STATUS[signal.SIGINT]
+        assert child.out.endswith(b"\n")
+        assert child.told == NOTE[signal.SIGINT]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc to see how far a process is")
-@SIGNALS
-@pytest.mark.parametrize("library", ["libmlx", "tokenizers"])
-def test_while_loading(tiny: str, number: signal.Signals, library: str) -> None:
-    with started("generate", "--model", tiny, "--requests-jsonl", "-") as process:
-        maps = Path(f"/proc/{process.pid}/maps")
+@pytest.mark.parametrize(("number", "library"), [(signal.SIGINT, "tokenizers"), (signal.SIGTERM, "libmlx")])
+def test_while_loading(endless: str, number: signal.Signals, library: str) -> None:
+    with started("generate", "--model", endless, "--requests-jsonl", "-") as child:
+        maps, end = Path(f"/proc/{child.process.pid}/maps"), time.monotonic() + PATIENCE
         while library not in maps.read_text():  # in the middle of imports, or of the load
-            assert process.poll() is None
+            assert child.process.poll() is None and time.monotonic() < end, child.told
             time.sleep(0.01)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (STATUS[number], NOTE[number])
+        child.press(number)
+        assert (child.end(), child.told) == (STATUS[number], NOTE[number])
 
 
-def test_sigterm_ends_a_chat_in_the_middle_of_an_answer_and_at_its_prompt(tiny: str) -> None:
-    for speak in (True, False):
-        with started("chat", "--model", tiny, "--max-new-tokens", "400", "--verbose") as process:
-            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-            if speak:
-                process.stdin.write("hello\n")
-                process.stdin.flush()
-                assert process.stdout.read(1)
-            else:
-                while "loaded in" not in process.stderr.readline():
-                    pass
-                time.sleep(1)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 143
-            assert process.stderr.read().endswith(NOTE[signal.SIGTERM])
+@pytest.mark.parametrize("speak", [True, False], ids=["in an answer", "at the prompt"])
+def test_sigterm_ends_a_chat(endless: str, speak: bool) -> None:
+    with started("chat", "--model", endless, "--max-new-tokens", str(LONG), "--verbose") as child:
+        if speak:
+            child.write("hello\n")
+            child.until("answer", lambda: bool(child.out))
+        else:
+            child.until("note about the model", lambda: "loaded in" in child.told)
+        child.press(signal.SIGTERM)
+        assert child.end() == STATUS[signal.SIGTERM]
+        assert child.told.endswith(NOTE[signal.SIGTERM]) and "Traceback" not in child.told
 
 
-def test_what_was_ignored_at_the_start_stays_ignored(tiny: str) -> None:
-    ignore = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731
-    with started("generate", "--model", tiny, "--requests-jsonl", "-", preexec_fn=ignore) as process:
-        assert process.stdin is not None and process.stdout is not None
-        read_until(process.stdout, "runtime_loaded")
-        process.send_signal(signal.SIGTERM)
-        ask(process, 1, tokens=3)
-        process.stdin.close()
-        assert [json.loads(line) for line in process.stdout][-1]["finished_requests"] == 1
-        assert process.wait(60) == 0
-        process.stdin = None  # for the last communicate
+def test_what_was_ignored_at_the_start_stays_ignored(endless: str) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    with started("generate", "--model", endless, "--requests-jsonl", "-", preexec_fn=ignore) as child:
+        child.until_event("runtime_loaded")
+        child.press(signal.SIGTERM)
+        ask(child, 1, tokens=3)
+        child.hang_up()
+        assert child.end() == 0
+        assert child.events[-1]["finished_requests"] == 1
