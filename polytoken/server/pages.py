@@ -19,7 +19,9 @@ from polytoken.server.stream import JsonResponse
 _WEB: Final = files("polytoken.server") / "web"
 _KINDS: Final = {"page.js": "text/javascript", "style.css": "text/css"}
 # Nothing is loaded from elsewhere, and no script that is not ours runs.
-_POLICY: Final = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'"}
+_POLICY: Final = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+}
 _BODIES: Final = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,

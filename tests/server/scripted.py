@@ -17,6 +17,7 @@ from polytoken.lanes.limits import fit_length
 from polytoken.request import Request, SamplingParams
 from polytoken.testkit.tokenizer import write_tokenizer
 from polytoken.text.answer import open_answer
+from polytoken.text.prompt import prompt_ids
 
 CONTEXT = 4096
 
@@ -115,7 +116,7 @@ def scripted_engine(folder: Path, script: Script, *, style: str = "qwen", **limi
     def load() -> LoadedLane:
         return LoadedLane(
             lane=lane,
-            encode=lambda request: request.token_ids or (),
+            encode=lambda request: prompt_ids(tokenizer, request),
             open_text=lambda request, ids: open_answer(tokenizer, request, ids, stop_ids=stop_ids),
             label=Label("scripted"),
             loaded=RuntimeLoaded(

@@ -45,7 +45,7 @@ def test_the_clients_get_what_the_engine_gives(server: Running) -> None:
     answer = client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=16)
     assert answer.output_text == alone.text
     claude = anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0)
-    message = claude.messages.create(model="smollm2", max_tokens=16, temperature=0, messages=ASK)
+    message = claude.messages.create(model="smollm2", max_tokens=16, extra_body={"temperature": 0}, messages=ASK)
     assert message.content[0].text == alone.text  # type: ignore[union-attr]
 
 

@@ -134,7 +134,7 @@ async function finish(chunk, wait) {
     "first text, s": wait, "prompt tokens": usage.prompt_tokens,
     "from cache": usage.prompt_tokens_details.cached_tokens, "new tokens": usage.completion_tokens,
     reasoning: usage.completion_tokens_details.reasoning_tokens, forwards: timings.forwards,
-    "denoise steps": timings.denoise_steps, lane: timings.lane, ended: timings.stop_reason, seed: timings.seed,
+    "denoise steps": timings.denoise_steps, lane: timings.lane, ended: timings.stop_reason,
   };
   tell(numbers);
   drawDepths(timings);
