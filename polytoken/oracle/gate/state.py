@@ -72,10 +72,18 @@ def _hold_restore(case: dict[str, str], warm: Lane[Any], cold: Lane[Any], ids: I
     found = fetch({name: row.prefill.logits for name, row in rows.items()})
     restored = rows["warm"].cached_tokens
     mine, theirs = answer(warm, request).tokens, answer(cold, request).tokens
-    same_row = fingerprint(found["warm"]) == fingerprint(found["cold"])
+    a, b = found["warm"], found["cold"]
+    assert a is not None and b is not None
+    same_row = fingerprint(a) == fingerprint(b)
     place = first_parting(mine, theirs)
     return equal(
-        "restored = cold", case, same_row and place is None, restored=restored, prompt_row=same_row, position=place
+        "restored = cold",
+        case,
+        same_row and place is None,
+        restored=restored,
+        prompt_row=same_row,
+        largest=float(abs(a - b).max()),
+        position=place,
     )
 
 
