@@ -41,7 +41,7 @@ def main() -> None:
         flush=True,
     )
     done, each = 0, -(-arguments.restores // len(KINDS))
-    for kind in KINDS:
+    for kind in KINDS if arguments.restores else ():
         with tempfile.TemporaryDirectory() as folder:
             cached = restore_often(Path(folder), kind, history=150, restores=each, count=64)
         done += len(cached)
