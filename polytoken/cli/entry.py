@@ -39,6 +39,7 @@ _OTHER_WORDS: Final = {
     **dict.fromkeys(("check", "diagnose", "status"), "doctor"),
     **dict.fromkeys(("benchmark", "measure"), "bench"),
 }
+_PROMPT_FILES: Final = ("--prompt-file", "--input-file", "--file")  # of other programs
 # typer carries its own copy of click and names only some of its exceptions: this is the common class of usage errors.
 _ClickUsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
@@ -147,6 +148,8 @@ def _nearest(option: str, error: Any) -> str:
     ]
     # One dash where two belong is the same word.
     word = "--" + option.lstrip("-").partition("=")[0].lower().replace("_", "-")
+    if word in _PROMPT_FILES and "--prompt" in known:
+        return "; a prompt in a file goes in as `--prompt - < FILE`"
     close = difflib.get_close_matches(word, [name for name in known if name.startswith("--")], n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]}?"

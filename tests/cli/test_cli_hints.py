@@ -27,6 +27,10 @@ def test_another_form_of_a_flag(polytoken: Runner, typed: str) -> None:
     assert polytoken("generate", typed, "x").error.endswith(f"did you mean {meant}?")
 
 
+def test_a_prompt_in_a_file_goes_through_standard_input(polytoken: Runner) -> None:
+    assert polytoken("generate", "--model", "m", "--prompt-file", "x").error.endswith("`--prompt - < FILE`")
+
+
 def test_text_without_its_flag(polytoken: Runner) -> None:
     assert "--prompt" in polytoken("generate", "--model", "m", "hello").error
 
