@@ -1,7 +1,7 @@
 """Fuzz a running server from its own description: schemathesis must find no 5xx.
 
-    polytoken serve --model smollm2-135m --max-new-tokens 4
-    python benchmarks/server_fuzz.py --url http://127.0.0.1:8000
+polytoken serve --model smollm2-135m --max-new-tokens 4
+python benchmarks/server_fuzz.py --url http://127.0.0.1:8000
 """
 
 from __future__ import annotations

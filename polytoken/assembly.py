@@ -167,7 +167,7 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
             tier.close(0)
         raise
     tokenizer, stop_ids = runtime.tokenizer, frozenset(lane.eos_ids)
-    histories = Histories(tokenizer, lane.bank.sessions.committed)
+    histories = Histories(tokenizer, lane.bank.sessions.committed, refused=lane.refused_ids)
 
     def open_text(request: Request, prompt: Sequence[int]) -> TextStream:
         ends = frozenset() if request.ignore_eos else stop_ids

@@ -85,12 +85,14 @@ class Lane(ABC, Generic[RowT]):
         execution: how rows share the device, as events report it.
         bank: store of reusable states, and of what sessions have committed.
         prefill_observer: who is told how far prompts are; it must be quick.
+        refused_ids: ids that no prompt may hold, though an answer may.
     """
 
     name: str
     execution: str
     bank: Any  # a StateBank; bookkeeping that needs no MLX reads this file
     prefill_observer: PrefillObserver | None = None
+    refused_ids: frozenset[int] = frozenset()
 
     def tell_prefill(self, row: RowT) -> None:
         """Called by `prefill_step` after its work. An observer that fails is dropped: no request fails for it."""

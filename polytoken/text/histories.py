@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
@@ -37,14 +37,21 @@ class Histories:
         tokenizer: of the checkpoint.
         committed: the ids that a session has committed as the engine knows them, None for an unknown session.
         most: streams remembered; the one unused for longest is forgotten, and its next turn is encoded from scratch.
+        refused: ids that no prompt may hold. A turn whose answer has one is not kept: its text is encoded again.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, committed: Callable[[str], Sequence[int] | None], *, most: int = MOST
+        self,
+        tokenizer: Tokenizer,
+        committed: Callable[[str], Sequence[int] | None],
+        *,
+        most: int = MOST,
+        refused: Container[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._committed = committed
         self._most = most
+        self._refused = refused
         self._streams: OrderedDict[bytes, CommittedStream] = OrderedDict()
         self._latest: OrderedDict[str, bytes] = OrderedDict()  # of sessions whose ids the engine does not know
         self._held = 0  # ids of all streams
@@ -100,6 +107,9 @@ class Histories:
     def _end(self, asked: _Asked, text: TextStream) -> None:
         request, encoding = asked.request, asked.encoding
         assert request.session is not None and request.messages is not None
+        if any(token in self._refused for token in text.ids):
+            self.put(request.session, None)
+            return
         fields = text.answer.fields()
         stream = commit_turn(
             self._tokenizer,

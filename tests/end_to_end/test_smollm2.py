@@ -65,7 +65,8 @@ def test_a_second_turn_reuses_the_first(engine: Engine) -> None:
     first = polytoken.generate(engine, "Remember the word: harbour. " * 40, max_new_tokens=4)
     again = polytoken.generate(engine, "Remember the word: harbour. " * 40 + "Which word?", max_new_tokens=4)
     assert first.prompt_tokens > 256
-    assert again.prefix_cache_tokens == 256
+    # restored to the token where the two prompts part, which lies behind the first chunk
+    assert 256 < again.prefix_cache_tokens < first.prompt_tokens
 
 
 def test_many_lines_at_once_with_bad_ones_among_them(engine: Engine, tmp_path: Path) -> None:

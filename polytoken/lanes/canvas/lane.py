@@ -62,6 +62,7 @@ class CanvasLane(Lane[CanvasRow]):
         self.pipeline_depth = pipeline_depth
         self.sampling = SamplingParams(repetition_penalty=repetition_penalty)
         self.eos_ids = frozenset(method.stop_ids)
+        self.refused_ids = frozenset() if model.tokens.image is None else frozenset({model.tokens.image})
         self._observer: Observer | None = None
         self._denoises = 0  # rows stepped to the end of a step
         self._forwards = 0  # of the network over a canvas, wasted ones included
