@@ -9,7 +9,7 @@ be used (`kernels/blocks.py`), a block is two operations and its cache's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -21,6 +21,8 @@ from polytoken.cache.layers import CacheLayer, Mask
 from polytoken.kernels import blocks
 from polytoken.kernels.pages import prefer_large_pages
 from polytoken.kernels.rope import SharedRope
+
+_ARENA_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,9 @@ class _Linear:
 class LeanLayer:
     """One block: attention, then SwiGLU, each behind a norm and added to its input."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, packed: Sequence[_Linear]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        groups = [
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            [attention.o_proj],
-            [mlp.gate_proj, mlp.up_proj],
-            [mlp.down_proj],
-        ]
-        self.qkv, self.out, self.gate_up, self.down = _pack(groups)
+        self.qkv, self.out, self.gate_up, self.down = packed
         self._inner = mlp.gate_proj.weight.shape[0]
         self._gate = _Linear(*_part(mlp.gate_proj))
         self._up = _Linear(*_part(mlp.up_proj))
@@ -166,7 +162,7 @@ class LeanStack:
         inner = network.model
         self._embed: Callable[[mx.array], mx.array] = inner.embed_tokens
         self._rope = rope
-        self._layers = [LeanLayer(layer) for layer in inner.layers]
+        self._layers = [LeanLayer(layer, packed) for layer, packed in _pack(inner.layers)]
         self._norm = _Norm.of(inner.norm.weight, inner.norm.eps)
         self._last = inner.norm
         mx.eval(self._norm.weight, self._norm.bias)
@@ -233,36 +229,60 @@ def lean_stack(network: Any) -> LeanStack | None:
     return LeanStack(network, rope)
 
 
-def _linears(layer: Any) -> list[Any]:
+def _groups(layer: Any) -> list[list[Any]]:
+    """The projections of a block, in the order of their use; those of one group share a product."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
-    ]  # fmt: skip
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    ]
+
+
+def _linears(layer: Any) -> list[Any]:
+    return [module for group in _groups(layer) for module in group]
 
 
 def _part(module: Any) -> tuple[mx.array, mx.array | None]:
     return module.weight, module.get("bias")
 
 
-def _pack(groups: Sequence[Sequence[Any]]) -> list[_Linear]:
-    """One product per group, all weights in one arena, so that a layer is one walk through memory.
+def _pack(layers: Sequence[Any]) -> Iterator[tuple[Any, list[_Linear]]]:
+    """Every block with its products, whose weights lie in arenas in the order of their use.
 
-    The modules' own weights become views of the arena.
+    The modules' own weights become views of the arena. An arena holds several blocks, because the ends of an array lie
+    on small pages; it is bounded, because while it is filled its blocks are in memory twice.
     """
-    arena = mx.concatenate([module.weight.reshape(-1) for group in groups for module in group])
+    batch: list[Any] = []
+    size = 0
+    for layer in layers:
+        added = sum(module.weight.nbytes for module in _linears(layer))
+        if batch and size + added > _ARENA_BYTES:
+            yield from _fill(batch)
+            batch, size = [], 0
+        batch.append(layer)
+        size += added
+    yield from _fill(batch)
+
+
+def _fill(layers: Sequence[Any]) -> Iterator[tuple[Any, list[_Linear]]]:
+    """Lay one arena out."""
+    arena = mx.concatenate([module.weight.reshape(-1) for layer in layers for module in _linears(layer)])
     mx.eval(arena)
     prefer_large_pages(arena)
-    start, packed = 0, []
-    for group in groups:
-        inner = group[0].weight.shape[1]
-        first = start
-        for module in group:
-            shape = module.weight.shape
-            module.weight = arena[start : start + shape[0] * inner].reshape(shape)
-            start += shape[0] * inner
-        mx.eval([module.weight for module in group])
-        weight = arena[first:start].reshape(-1, inner)
-        biases = [module.get("bias") for module in group]
-        packed.append(_Linear(weight, None if biases[0] is None else mx.concatenate(biases)))
-    return packed
+    start = 0
+    for layer in layers:
+        packed = []
+        for group in _groups(layer):
+            inner = group[0].weight.shape[1]
+            first = start
+            for module in group:
+                shape = module.weight.shape
+                module.weight = arena[start : start + shape[0] * inner].reshape(shape)
+                start += shape[0] * inner
+            mx.eval([module.weight for module in group])
+            weight = arena[first:start].reshape(-1, inner)
+            biases = [module.get("bias") for module in group]
+            packed.append(_Linear(weight, None if biases[0] is None else mx.concatenate(biases)))
+        yield layer, packed
