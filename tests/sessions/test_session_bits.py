@@ -79,7 +79,7 @@ def play(talks: Talks, step: tuple) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(steps=steps, limit=st.sampled_from([0, 150_000, 400_000, 1 << 28]), marks=st.sampled_from([None, 100_000]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_random_conversations_give_the_bits_of_cold_ones(kind: str, steps: list, limit: int, marks: int | None) -> None:
     """Also E01, E02, E04, E12: no borrower, former owner, repetition or speculation leaves a trace."""
     talks = Talks(kind, limit, mark_bytes=marks)
