@@ -31,7 +31,6 @@ SLOW = {
     "test_smollm2_is_of_one_law_with_mlx_lm",
     "test_smollm2_runs_the_modes_of_a_model_without_a_head",
     "test_survivors_say_what_they_say_alone_and_nothing_stays_open",
-    "test_while_loading[15-libmlx]",
 }
 """Tests that take many seconds, or need an idle machine: `pytest --slow` runs them too."""
 

@@ -102,7 +102,13 @@ class Interrupt:
 
 @contextmanager
 def draining(engine: Engine) -> Iterator[Interrupt]:
-    """While this is open, the first signal fails the run's open requests, whose records and summary still come."""
+    """While this is open, the first signal fails the run's open requests, whose records and summary still come.
+
+    Raises Terminated if SIGTERM came before and was lost on its way up: a library that is being imported may drop it.
+    """
+    before = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(before, Ending) and before.terminated:
+        raise Terminated
     state = Interrupt(engine)
     try:
         with _handled(dict.fromkeys(SIGNALS, state.press)):

@@ -11,11 +11,15 @@ import subprocess
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cli_child import PATIENCE, Child, started  # type: ignore[import-not-found]
 
+from polytoken.cli.interrupts import Terminated, draining, ending
+from polytoken.engine import Engine
 from polytoken.testkit.tiny import write_checkpoint
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -166,3 +170,11 @@ def test_what_was_ignored_at_the_start_stays_ignored(endless: str) -> None:
         child.hang_up()
         assert child.end() == 0
         assert child.events[-1]["finished_requests"] == 1
+
+
+def test_a_sigterm_that_a_library_dropped_ends_the_run_before_it_begins() -> None:
+    with ending():
+        with suppress(KeyboardInterrupt):  # as an import that is half done may
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Terminated), draining(cast(Engine, None)):
+            pytest.fail("the run began")
