@@ -92,6 +92,25 @@ def test_an_interrupt_ends_an_idle_server(served: Served) -> None:
     assert status == 0
 
 
+def test_a_session_outlives_the_server_in_its_folder(tiny_path: Path, tmp_path: Path) -> None:
+    history: list[Any] = [{"role": "user", "content": "The river rose in spring and the town moved its market."}]
+    cached = []
+    for _ in range(2):
+        server = Served("--model", f"m={tiny_path}", "--session-dir", str(tmp_path), "--session-disk-mib", "64")
+        try:
+            body = {"messages": history, "max_tokens": 8, "temperature": 0, "metadata": {"session_id": "s"}}
+            status, record = server.request("POST", "/v1/chat/completions", body)
+            assert status == 200, record
+            assert server.end()[0] == 0
+        finally:
+            server.process.kill()
+            server.process.communicate()
+        cached.append(record["usage"]["prompt_tokens_details"]["cached_tokens"])
+        told = record["choices"][0]["message"]["content"]
+        history += [{"role": "assistant", "content": told}, {"role": "user", "content": "And then?"}]
+    assert cached[0] == 0 < cached[1]
+
+
 def test_models_have_names() -> None:
     assert name_models(["a=/x/y", "org/model", "smollm2-135m"]) == {
         "a": "/x/y", "model": "org/model", "smollm2-135m": "smollm2-135m",
