@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from polytoken.host import processor_name
 from polytoken.kernels import products
-from polytoken.kernels.selftest import processor
 
 
 def linear(rows: int, out: int, inner: int) -> tuple[str, int, int, Callable[[], mx.array]]:
@@ -110,10 +110,10 @@ def main() -> int:
     products.enable("stock")
 
     if options.json:
-        print(json.dumps({"processor": processor(), "form": report.form, "threads": options.threads,
+        print(json.dumps({"processor": processor_name(), "form": report.form, "threads": options.threads,
                           "read_gbs": read, "rounds": options.rounds, "rows": rows}))  # fmt: skip
         return 0
-    print(f"{processor()}, form {report.form}, {options.threads} thread(s), one-thread read {read:.1f} GB/s")
+    print(f"{processor_name()}, form {report.form}, {options.threads} thread(s), one-thread read {read:.1f} GB/s")
     print(f"{'shape':28}{'products':12}{'ms':>10}{'GFLOP/s':>10}{'GB/s':>8}")
     for row in rows:
         kind = row["products"] if row["products"] in ("stock", "exact") else "library"

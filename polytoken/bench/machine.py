@@ -6,12 +6,13 @@ import datetime
 import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from typing import Final
 
 import mlx.core as mx
 
-PACKAGES = ("polytoken", "mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm", "transformers", "numpy")
+from polytoken.host import MLX_PACKAGES, installed_versions, processor_name
+
+PACKAGES: Final = ("polytoken", *MLX_PACKAGES, "transformers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -40,28 +41,12 @@ def describe_machine() -> Machine:
     return Machine(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
         system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        processor=_processor(),
+        processor=processor_name(),
         cores=os.cpu_count() or 1,
         device=_device(),
-        versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        versions=installed_versions(PACKAGES),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _device() -> str:

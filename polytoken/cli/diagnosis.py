@@ -9,12 +9,12 @@ import shutil
 import sys
 import warnings
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from polytoken import __version__
 from polytoken.errors import PolytokenError
+from polytoken.host import first_processor, installed_version, processor_name
 
 if TYPE_CHECKING:
     from polytoken.checkpoint import CheckpointStore
@@ -55,7 +55,7 @@ def diagnose(store: Path | None, *, products: str, threads: int, device: str) ->
     except ImportError as error:
         if mlx is not None:
             problems.append({"what": f"a part cannot be imported ({error})", "fix": "install the package again"})
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: installed_version(name) for name in PACKAGES}
     missing = [name for name in PACKAGES if name in _REQUIRED and versions[name] is None]
     if missing:
         problems.append(
@@ -89,7 +89,7 @@ def _diagnose_mlx(*, products: str, threads: int, device: str) -> tuple[dict[str
 
     devices = [name for name, kind in (("cpu", mx.cpu), ("gpu", mx.gpu)) if mx.is_available(kind)]
     mlx = {
-        "version": version("mlx"),
+        "version": installed_version("mlx"),
         "devices": devices,
         "device": chosen,
         "dtype": "float32 by default" if chosen == "cpu" else "dtype as stored by default",
@@ -155,30 +155,13 @@ def _store(store: CheckpointStore, problems: list[Finding]) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    facts = _processor_facts()
+    facts = first_processor()
     return {
         "platform": platform.platform(terse=True),
-        "processor": facts.get("model name") or platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "architecture": platform.machine(),
         "cores": os.cpu_count() or 1,
         "features": [name for name in _FEATURES if name in (facts.get("flags") or facts.get("Features", "")).split()],
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "compiler": next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None),
     }
-
-
-def _processor_facts() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty elsewhere."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Final
 
 import mlx.core as mx
 import numpy as np
 
+from polytoken.host import installed_version
 from polytoken.kernels import products
 
 ROW_CONTRACT: Final = (
@@ -64,7 +64,7 @@ def _find() -> tuple[ModuleType | None, BlocksReport]:
         fused = import_module("polytoken.kernels._fused")
     except ImportError as error:
         return None, BlocksReport(None, f"the extension is not there or was built for another MLX ({error})")
-    running = _installed() or fused.running
+    running = installed_version("mlx") or fused.running
     if fused.built_for not in (running, running.split(".dev")[0]):
         why = f"it was built for MLX {fused.built_for}, and {running} is installed; build the project again"
         return None, BlocksReport(fused.built_for, why)
@@ -73,13 +73,6 @@ def _find() -> tuple[ModuleType | None, BlocksReport]:
     except Exception as error:
         return None, BlocksReport(fused.built_for, f"its probe failed ({error})")
     return fused, BlocksReport(fused.built_for, None)
-
-
-def _installed() -> str | None:
-    try:
-        return version("mlx")
-    except PackageNotFoundError:
-        return None
 
 
 def probe(fused: ModuleType) -> None:

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from polytoken.host import processor_name
 from polytoken.kernels.products import extension
 
 ROW_MAJOR: Final = 101
@@ -200,16 +200,6 @@ def measure(form: str, case: Case, *, seconds: float) -> Measurement:
     )  # fmt: skip
 
 
-def processor() -> str:
-    """The processor's own name where Linux tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m polytoken.kernels.selftest", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -241,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             json.dumps(
                 {
-                    "processor": processor(),
+                    "processor": processor_name(),
                     "machine": platform.machine(),
                     "python": platform.python_version(),
                     "threads": options.threads,
@@ -253,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         )
     else:
-        print(f"{processor()}, one-thread read {read:.1f} GB/s, {options.threads} thread(s)")
+        print(f"{processor_name()}, one-thread read {read:.1f} GB/s, {options.threads} thread(s)")
         for c in checks:
             print(f"{c.form:9} {c.cases} random products, {len(c.differing)} differ from the reference")
             for case in c.differing[:5]:

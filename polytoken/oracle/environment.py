@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-_PACKAGES: Final = (
-    *("polytoken", "mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm", "transformers", "torch"),
-    *("tokenizers", "numpy", "mtplx"),
-)
+from polytoken.host import MLX_PACKAGES, installed_versions, processor_name
+
+_PACKAGES: Final = ("polytoken", *MLX_PACKAGES, "transformers", "torch", "tokenizers", "numpy", "mtplx")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -24,31 +22,15 @@ def describe_environment() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count() or 1,
-        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "versions": installed_versions(_PACKAGES),
         "commit": _commit(Path(__file__).resolve().parents[2]),
         "power": _read("/sys/class/power_supply/AC/online", {"0": "battery", "1": "mains"}),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "millidegrees": _read("/sys/class/thermal/thermal_zone0/temp"),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _commit(root: Path) -> str | None:

@@ -285,7 +285,7 @@ def test_an_extension_of_another_mlx_is_refused(
     other = Other("_fused")
     other.built_for, other.running = built_for, running
     monkeypatch.setattr(blocks, "import_module", lambda _: other)
-    monkeypatch.setattr(blocks, "_installed", lambda: running)
+    monkeypatch.setattr(blocks, "installed_version", lambda package: running)
     found, report = blocks._find.__wrapped__()
     assert found is None and report.built_for == built_for and reason in str(report.reason)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 
-PACKAGES: Final = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13", "mlx-lm", "numpy")
+from polytoken.host import MLX_PACKAGES, installed_versions
+
+PACKAGES: Final = (*MLX_PACKAGES, "numpy")
 _PACKAGE: Final = Path(__file__).parents[2]
 _COMPUTING: Final = ("cache", "checkpoint", "kernels", "lanes", "models", "sampling", "backend.py")
 
@@ -39,13 +40,7 @@ def _code(package: Path) -> str:
 
 
 def _packages() -> str:
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    return ", ".join(f"{package} {found}" for package, found in installed_versions(PACKAGES).items())
 
 
 def _machine() -> str:
