@@ -434,10 +434,10 @@ class StateBank:
         if not self._make_room(anchor, sum(node.nbytes for node in chain), session=session):
             return self._refuse(chain[0].digest), None
         mx.eval([array for node in chain for array in node.arrays()])
-        for old in shorter:
-            self._supersede(old, chain[0])
+        replaced = [old.digest for old in shorter if self._supersede(old, chain[0])]
         for node in chain:
             self._insert(identity, node)
+        self._forget_below(replaced)  # last: a process that ends in between leaves one of the two there
         self._counts["puts"] += 1
         return PutOutcome.STORED, chain[-1]
 
@@ -446,15 +446,15 @@ class StateBank:
         self._lost.pop(node.digest, None)
         self._tell_below(node)
 
-    def _supersede(self, old: Node, new: Node) -> None:
-        """A run that `new` begins with gives way; its marks are with `new` already."""
+    def _supersede(self, old: Node, new: Node) -> bool:
+        """A run that `new` begins with gives way; its marks are with `new` already. False if it had made room."""
         if old not in self._tree:
-            return  # it made room
+            return False
         new.shared = new.shared or old.shared
         self.sessions.replace_node(old, new)
         self._tree.remove(old)
         self._counts["superseded"] += 1
-        self._forget_below([old.digest])
+        return True
 
     def _stand_on(self, name: str, spot: Spot) -> None:
         """The session's states now end here; what lies on branches that it keeps no longer goes."""

@@ -104,7 +104,7 @@ class SecondTier(Protocol):
         ...
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """A user cleared these runs: they must not come back."""
+        """These runs must not come back: a user cleared them, or longer ones that begin with them were `stored`."""
         ...
 
     def remember_session(self, record: SessionRecord) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import threading
 from pathlib import Path
 
@@ -143,4 +144,22 @@ def test_a_run_that_the_disk_was_too_slow_for_is_written_later(tmp_path: Path) -
         assert run.tier.statistics()["behind"] > 0
     run.restart()
     assert run.talks.say("a", (*run.talks.texts["a"], 5), count=3).cached_tokens == len(run.talks.texts["a"]) - 4
+    run.close()
+
+
+def test_the_shorter_run_stays_until_the_longer_one_is_written(tmp_path: Path) -> None:
+    """E07: the process ends between the two (here because the disk is full): nothing of what was there is lost."""
+    run = DiskTalks(tmp_path, "dense")
+    run.talks.say("a", tuple(range(20, 61)), count=3)
+    assert run.tier.store.flush(10)
+    before, limits = run.talks.texts["a"], resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        run.talks.say("a", (*before, 5), count=1)
+        assert run.tier.store.flush(10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert run.talks.bank.statistics().superseded > 0 and run.tier.store.statistics().read_only
+    run.restart()
+    assert run.talks.say(None, (*before, 5), count=3).cached_tokens == len(before)
     run.close()
