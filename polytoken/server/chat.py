@@ -19,8 +19,9 @@ from polytoken.server.logprobs import chat_logprobs
 from polytoken.server.pool import Model
 from polytoken.server.prompt import chat_prompt, check_room
 from polytoken.server.records import ChatRequest
+from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
-from polytoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.stream import DONE, KEEP_ALIVE, frame
 from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
 from polytoken.text.toolcalls import TAGGED, ToolCallParser, tool_markup
@@ -145,16 +146,14 @@ def forced_tools(body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[dic
 
 async def answer(request: HttpRequest, chat: Chat) -> Response:
     """The whole answer, or the stream of it."""
-    headers = answer_headers(chat.answer_id, chat.body)
-    try:
-        if not chat.body.stream:
-            record = await unless_gone(request, _whole(chat), chat.turn.close)
-            return JsonResponse(record, headers=headers)
-        first = await unless_gone(request, chat.turn.next(), chat.turn.close)  # a refusal still has its status
-    except BaseException:
-        chat.turn.close()
-        raise
-    return EventStream(_frames(chat, first), chat.turn.close, headers)
+    return await reply(
+        request,
+        chat.turn,
+        stream=chat.body.stream,
+        whole=lambda: _whole(chat),
+        frames=lambda first: _frames(chat, first),
+        headers=answer_headers(chat.answer_id, chat.body),
+    )
 
 
 async def _whole(chat: Chat) -> dict[str, Any]:
@@ -219,15 +218,12 @@ def take(chat: Chat, member: Member, event: Event) -> Sequence[Delta]:
     return ()
 
 
-async def _frames(chat: Chat, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+async def _frames(chat: Chat, first: First) -> AsyncIterator[bytes]:
     """The stream: the role, what comes, the end of each choice, usage when asked for, and [DONE] in every case."""
     for answer in range(len(chat.answers)):
         yield _chunk(chat, answer, {"role": "assistant", "content": ""})
     try:
-        if first is not None:
-            for part in _parts(chat, *first):
-                yield part
-        async for item in chat.turn.events():
+        async for item in chat.turn.events(first):
             if item is None:
                 yield KEEP_ALIVE
                 continue

@@ -20,8 +20,9 @@ from polytoken.server.logprobs import completion_logprobs
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt, check_room, text_prompt
 from polytoken.server.records import CompletionRequest
+from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
-from polytoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.stream import DONE, KEEP_ALIVE, frame
 from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
 
@@ -57,15 +58,14 @@ async def completions(request: HttpRequest) -> Response:
     _refuse(body)
     async with state.pool.use(body.model) as model:
         call = await _open(state, model, body)
-    headers = answer_headers(call.answer_id, body)
-    try:
-        if not body.stream:
-            return JsonResponse(await unless_gone(request, _whole(call), call.turn.close), headers=headers)
-        first = await unless_gone(request, call.turn.next(), call.turn.close)
-    except BaseException:
-        call.turn.close()
-        raise
-    return EventStream(_frames(call, first), call.turn.close, headers)
+    return await reply(
+        request,
+        call.turn,
+        stream=body.stream,
+        whole=lambda: _whole(call),
+        frames=lambda first: _frames(call, first),
+        headers=answer_headers(call.answer_id, body),
+    )
 
 
 def _refuse(body: CompletionRequest) -> None:
@@ -146,12 +146,9 @@ def _take(call: Completion, member: Member, event: Event) -> str:
     return ""
 
 
-async def _frames(call: Completion, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+async def _frames(call: Completion, first: First) -> AsyncIterator[bytes]:
     try:
-        if first is not None:
-            for part in _parts(call, *first):
-                yield part
-        async for item in call.turn.events():
+        async for item in call.turn.events(first):
             if item is None:
                 yield KEEP_ALIVE
                 continue

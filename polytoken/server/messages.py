@@ -18,8 +18,9 @@ from polytoken.server.chat import Chat, open_chat, take, thinks, tools_of
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.prompt import chat_prompt
 from polytoken.server.records import ChatRequest, Record
+from polytoken.server.reply import First, reply
 from polytoken.server.state import state_of
-from polytoken.server.stream import EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.stream import JsonResponse, frame
 from polytoken.server.turn import Member
 
 SIGNATURE: Final = "polytoken"  # of thinking blocks: nothing is signed here, and nothing is checked when one comes back
@@ -63,14 +64,14 @@ async def messages(request: HttpRequest) -> Response:
     async with state.pool.use(body.model) as model:
         chat = await open_chat(state, model, asked, prefix="msg_", session=session_of(request.headers, body.metadata))
     headers = {**answer_headers(chat.answer_id, asked), "request-id": chat.answer_id}
-    try:
-        if not body.stream:
-            return JsonResponse(await unless_gone(request, _whole(chat), chat.turn.close), headers=headers)
-        first = await unless_gone(request, chat.turn.next(), chat.turn.close)
-    except BaseException:
-        chat.turn.close()
-        raise
-    return EventStream(_Stream(chat).frames(first), chat.turn.close, headers)
+    return await reply(
+        request,
+        chat.turn,
+        stream=body.stream,
+        whole=lambda: _whole(chat),
+        frames=_Stream(chat).frames,
+        headers=headers,
+    )
 
 
 async def count_tokens(request: HttpRequest) -> Response:
@@ -237,15 +238,12 @@ class _Stream:
         self._index = -1
         self._kind: str | None = None  # of the open block
 
-    async def frames(self, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+    async def frames(self, first: First) -> AsyncIterator[bytes]:
         member = self._chat.turn.members[0]
         head = _head(self._chat, Usage(prompt=member.prompt_tokens, cached=member.cached_tokens))
         yield _event("message_start", message=head)
         try:
-            if first is not None:
-                for part in self._parts(*first):
-                    yield part
-            async for item in self._chat.turn.events():
+            async for item in self._chat.turn.events(first):
                 if item is None:
                     yield _event("ping")
                     continue

@@ -18,8 +18,9 @@ from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.records import ChatRequest, Record
+from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
-from polytoken.server.stream import KEEP_ALIVE, EventStream, JsonResponse, frame, unless_gone
+from polytoken.server.stream import KEEP_ALIVE, frame
 from polytoken.server.turn import Member
 
 _PARTS: Final = ("input_text", "output_text", "text")
@@ -62,14 +63,7 @@ async def responses(request: HttpRequest) -> Response:
         chat = await open_chat(state, model, asked, prefix="resp_", session=session_of(request.headers, body.metadata))
     call = _Call(state, chat, body, turns)
     headers = answer_headers(chat.answer_id, asked)
-    try:
-        if not body.stream:
-            return JsonResponse(await unless_gone(request, call.whole(), chat.turn.close), headers=headers)
-        first = await unless_gone(request, chat.turn.next(), chat.turn.close)
-    except BaseException:
-        chat.turn.close()
-        raise
-    return EventStream(call.frames(first), chat.turn.close, headers)
+    return await reply(request, chat.turn, stream=body.stream, whole=call.whole, frames=call.frames, headers=headers)
 
 
 def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,14 +149,11 @@ class _Call:
         self._close()
         return self._finish()
 
-    async def frames(self, first: tuple[Member, Event] | None) -> AsyncIterator[bytes]:
+    async def frames(self, first: First) -> AsyncIterator[bytes]:
         yield self._event("response.created", response=self._record("in_progress"))
         yield self._event("response.in_progress", response=self._record("in_progress"))
         try:
-            if first is not None:
-                for part in self._parts(*first):
-                    yield part
-            async for item in self.chat.turn.events():
+            async for item in self.chat.turn.events(first):
                 if item is None:
                     yield KEEP_ALIVE
                     continue

@@ -116,8 +116,14 @@ class Turn:
         self._note(member, event)
         return member, event
 
-    async def events(self) -> AsyncIterator[tuple[Member, Event] | None]:
-        """All events, and None for every silence, until every member has its result."""
+    async def events(self, first: tuple[Member, Event] | None = None) -> AsyncIterator[tuple[Member, Event] | None]:
+        """All events, and None for every silence, until every member has its result.
+
+        Args:
+            first: one that `next` has given already; it comes again, in front.
+        """
+        if first is not None:
+            yield first
         while not self.complete:
             yield await self.next()
 
