@@ -24,8 +24,9 @@ from polytoken.engine.job import Label, Sink, TextPort
 from polytoken.engine.limits import SchedulerLimits
 from polytoken.engine.mailbox import Inbox, Outbox
 from polytoken.engine.metrics import Totals
+from polytoken.engine.outcomes import duplicate, error_of, failed, interrupted, is_last, stopped_on_error
 from polytoken.engine.scheduler import Scheduler
-from polytoken.errors import CancelledError, EngineError, NonFiniteError, PolytokenError, RequestError, UsageError
+from polytoken.errors import CancelledError, EngineError, PolytokenError, UsageError
 from polytoken.events import (
     Event,
     GenerationFailed,
@@ -91,10 +92,14 @@ class Handle:
         if not self.done:
             self._engine._order_quietly(lambda scheduler: self._engine._withdraw(scheduler, self))
 
+    def failed(self, error: PolytokenError) -> GenerationFailed:
+        """Its last event, for this reason."""
+        return failed(self.request_id, self.line, error)
+
     def __call__(self, event: Event) -> None:
         if self.done:
             return
-        self.done = _is_last(event)
+        self.done = is_last(event)
         if self.done:
             self._engine._open.discard(self)
         try:
@@ -262,7 +267,7 @@ class Engine:
             while True:
                 event = self._next(outbox)
                 yield event
-                if _is_last(event):
+                if is_last(event):
                     return
         finally:
             handle.cancel()
@@ -378,11 +383,11 @@ class Engine:
                 if isinstance(event, Counted):
                     items = event.items
                     continue
-                ended += _is_last(event)
+                ended += is_last(event)
                 yield event
                 if is_failure(event) and not continue_on_error and not stopped:
                     stopped = True
-                    self._end_reading(intake, lambda scheduler: self._fail_run(scheduler, intake, _stopped()))
+                    self._end_reading(intake, lambda scheduler: self._fail_run(scheduler, intake, stopped_on_error()))
             complete = True
             summary = self._ask(lambda scheduler: scheduler.summary(intake.totals))
         finally:
@@ -409,7 +414,7 @@ class Engine:
         def act(scheduler: Scheduler) -> None:
             if intake.totals is not None:
                 intake.totals.interrupted = True
-            self._fail_run(scheduler, intake, _interrupted())
+            self._fail_run(scheduler, intake, interrupted())
 
         self._end_reading(intake, act)
 
@@ -428,7 +433,7 @@ class Engine:
 
     def _leave_run(self, scheduler: Scheduler, intake: Intake) -> None:
         intake.left = True
-        self._fail_run(scheduler, intake, _interrupted())
+        self._fail_run(scheduler, intake, interrupted())
 
     def _refuse(self, scheduler: Scheduler, item: _Submission, reason: PolytokenError) -> None:
         """Fail what never reached the scheduler."""
@@ -438,7 +443,7 @@ class Engine:
             scheduler.reject(item.payload, sink=item.handle, totals=item.totals)
         else:
             (item.totals or scheduler.totals).failed += 1
-            item.handle(_failed(item.handle, reason))
+            item.handle(item.handle.failed(reason))
 
     def _clear(self, scheduler: Scheduler) -> None:
         """Fail what is open and queued, then accept again."""
@@ -573,7 +578,7 @@ class Engine:
                 continue
             if item.intake is not None:
                 if item.payload.request_id in item.intake.taken:
-                    scheduler.reject(_duplicate(item.payload), sink=item.handle, totals=item.totals)
+                    scheduler.reject(duplicate(item.payload), sink=item.handle, totals=item.totals)
                     continue
                 item.intake.taken.add(item.payload.request_id)
             self._open.add(item.handle)
@@ -588,7 +593,7 @@ class Engine:
         removed = self._inbox.remove(lambda item: item.handle is handle)
         if removed:
             scheduler.totals.failed += 1  # one of a run is withdrawn by its run alone
-            handle(_failed(handle, CancelledError("the request was cancelled")))
+            handle(handle.failed(CancelledError("the request was cancelled")))
         return removed
 
     def _end(self, scheduler: Scheduler | None, error: EngineError) -> None:
@@ -601,51 +606,12 @@ class Engine:
         except BaseException:
             _LOG.error("closing the open rows failed\n%s", traceback.format_exc())
         for handle in list(self._open):
-            handle(_failed(handle, error))  # lost by the scheduler in the middle of a turn
+            handle(handle.failed(error))  # lost by the scheduler in the middle of a turn
         while (item := self._inbox.take_item()) is not None:
-            item.handle(item.payload if isinstance(item.payload, RequestRejected) else _failed(item.handle, error))
+            item.handle(item.payload if isinstance(item.payload, RequestRejected) else item.handle.failed(error))
         for order in self._inbox.take_orders(wait=False):
             order.future.set_exception(error)
 
 
-def _stopped() -> PolytokenError:
-    return PolytokenError("an earlier request failed", code="stopped_on_error")
-
-
-def _duplicate(request: Request) -> RequestRejected:
-    return RequestRejected(
-        line=request.line,
-        request_id=request.request_id,
-        code="duplicate_id",
-        field_name="request_id",
-        error="request_id is taken already",
-    )
-
-
-def _interrupted() -> CancelledError:
-    return CancelledError("the run was interrupted", code="interrupted")
-
-
-def _is_last(event: Event) -> bool:
-    return isinstance(event, (GenerationResult, GenerationFailed, RequestRejected))
-
-
-def _failed(handle: Handle, error: PolytokenError) -> GenerationFailed:
-    return GenerationFailed(request_id=handle.request_id, line=handle.line, code=error.code, error=str(error))
-
-
 def _drop(event: Event) -> None:
     """Nobody listens."""
-
-
-def error_of(event: GenerationFailed | RequestRejected) -> PolytokenError:
-    """The exception whose last words the event holds, in the class that its code belongs to."""
-    if isinstance(event, RequestRejected):
-        return RequestError(event.error, code=event.code, field=event.field_name)
-    if event.code in ("cancelled", "interrupted"):
-        return CancelledError(event.error, code=event.code)
-    if event.code == NonFiniteError.code:
-        return NonFiniteError(event.error)
-    if event.code.startswith("engine_"):
-        return EngineError(event.error, code=event.code)
-    return PolytokenError(event.error, code=event.code)

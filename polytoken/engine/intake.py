@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from polytoken.engine.mailbox import Outbox
 from polytoken.engine.metrics import Totals
+from polytoken.engine.outcomes import failed
 from polytoken.errors import PolytokenError
-from polytoken.events import Event, GenerationFailed, RequestRejected
+from polytoken.events import Event, RequestRejected
 from polytoken.request import Request
 
 UNREAD_EVENTS = 1024  # a consumer that is this far behind gets no further requests read
@@ -95,5 +96,4 @@ def _foreign(item: object) -> RequestRejected:
 def _turned_away(item: Request | RequestRejected, error: Exception) -> Event:
     if isinstance(item, RequestRejected):
         return item
-    code = error.code if isinstance(error, PolytokenError) else "internal"
-    return GenerationFailed(request_id=item.request_id, line=item.line, code=code, error=str(error))
+    return failed(item.request_id, item.line, error)

@@ -16,7 +16,8 @@ from typing import Any
 from polytoken.engine.job import Job, Label, Sink, TextPort
 from polytoken.engine.limits import FLAGS, SchedulerLimits
 from polytoken.engine.metrics import Totals
-from polytoken.errors import CancelledError, PolytokenError, RequestError, UsageError
+from polytoken.engine.outcomes import duplicate, interrupted
+from polytoken.errors import CancelledError, PolytokenError, UsageError
 from polytoken.events import FirstDenoise, InferenceSummary, RequestRejected
 from polytoken.lanes.base import Commit, Lane
 from polytoken.request import Request
@@ -97,7 +98,7 @@ class Scheduler:
             denoising=self.lane.name == "canvas",
         )
         if request.request_id in self._taken:
-            self._reject(job, RequestError("request_id is taken already", code="duplicate_id", field="request_id"))
+            self.reject(duplicate(request), sink=job.sink, totals=job.totals)
             return True
         self._taken.add(request.request_id)
         self._live[request.request_id] = job
@@ -125,7 +126,7 @@ class Scheduler:
     def interrupt(self) -> None:
         """Fail every open request, and every further one until `begin_run`, with code `interrupted`."""
         self.totals.interrupted = True
-        self.abandon(CancelledError("the run was interrupted", code="interrupted"))
+        self.abandon(interrupted())
 
     def abandon(self, reason: PolytokenError) -> None:
         """Fail every open request, and every further one until `begin_run`, for this reason."""
