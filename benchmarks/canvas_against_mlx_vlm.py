@@ -17,16 +17,15 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers.comparison import Variant, choose, read_options, report, start
 from peers.lines import Worker
 
-from polytoken.bench.machine import describe_machine
 from polytoken.testkit.tiny import write_checkpoint
 
 MID = {
@@ -56,12 +55,14 @@ class Case:
     Attributes:
         config: changes to the tiny shape "a".
         prompt, canvases, steps: tokens, canvases per run, denoises per canvas.
+        usual: whether it is measured without `--full`.
     """
 
     config: Mapping[str, Any]
     prompt: int
     canvases: int
     steps: int
+    usual: bool = True
 
 
 CASES = {
@@ -73,15 +74,9 @@ CASES = {
         prompt=128,
         canvases=1,
         steps=8,
+        usual=False,
     ),
 }
-
-
-@dataclass(frozen=True)
-class Variant:
-    name: str
-    ours: bool
-    arguments: tuple[str, ...]
 
 
 VARIANTS = (
@@ -126,15 +121,11 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
     ours, theirs = write(case, folder)
     config = json.loads((ours / "config.json").read_text())
     vocab, length = config["text_config"]["vocab_size"], config["canvas_length"]
-    chosen = [variant for variant in VARIANTS if not options.only or variant.name in options.only]
+    chosen = choose(VARIANTS, options)
     workers = [
-        Worker(
-            variant.name,
-            sys.executable if variant.ours else options.peer_python,
-            "polytoken_canvas.py" if variant.ours else "mlx_vlm_canvas.py",
-            ("--checkpoint", str(ours if variant.ours else theirs), *variant.arguments),
-            log=options.log,
-        )
+        start(variant, options, "polytoken_canvas.py", ours)
+        if variant.ours
+        else start(variant, options, "mlx_vlm_canvas.py", theirs)
         for variant in chosen
     ]
     # Past the special ids, which an encoder reads as images.
@@ -204,29 +195,15 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", type=Path, required=True, help="interpreter that has mlx-vlm")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: tiny and mid")
-    parser.add_argument("--full", action="store_true", help="all checkpoints, 7 rounds")
-    parser.add_argument("--only", action="append", help="a variant's name; default: all")
-    parser.add_argument("--rounds", type=int, help="rounds after the one that warms up; default 4")
-    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "canvas_against_mlx_vlm.log")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, help="written with the tables only")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (7 if options.full else 4)
-    machine = asdict(describe_machine())
-    cases = []
-    for name in options.case or (CASES if options.full else ("tiny", "mid")):
-        with tempfile.TemporaryDirectory() as folder:
-            cases.append(measure(name, CASES[name], options, Path(folder)))
-    text = table(cases)
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text)
-    if options.json:
-        record = {"machine": machine, "rounds": options.rounds, "cases": cases}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    options = read_options(
+        __doc__,
+        peer="mlx-vlm",
+        cases=list(CASES),
+        usual=[name for name, case in CASES.items() if case.usual],
+        rounds=(4, 7),
+        log="canvas_against_mlx_vlm.log",
+    )
+    report(options, lambda name, folder: measure(name, CASES[name], options, folder), table)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,17 @@ what disturbs a busy machine only ever adds; figures are medians over cycles of 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers.comparison import Variant, choose, read_options, report, start
 from peers.lines import Worker
 
-from polytoken.bench.machine import describe_machine
 from polytoken.testkit.acceptance import HISTORY_MATTERS, NEARLY_FREE, Acceptance
 from polytoken.testkit.tiny import write_checkpoint
 
@@ -53,7 +51,7 @@ MID = {
 class Case:
     """One checkpoint: how right its head is, changes to the tiny shape "a", tokens of a run, and prompts.
 
-    `usual` cases are measured by default.
+    `usual` cases are measured without `--full`.
     """
 
     acceptance: Acceptance
@@ -71,27 +69,23 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A process, and how it is asked: through the lane alone or with the scheduler around it (ours only)."""
+class LaneVariant(Variant):
+    """A variant, and how it is asked: through the lane alone or with the scheduler around it (ours only)."""
 
-    name: str
-    ours: bool
-    arguments: tuple[str, ...]
     scheduled: bool = False
-    usual: bool = True
 
 
 VARIANTS = (
-    Variant("polytoken, exact", True, ("--products", "exact")),
-    Variant("polytoken, exact, with the scheduler", True, ("--products", "exact"), scheduled=True, usual=False),
-    Variant("polytoken, stock", True, ("--products", "stock")),
-    Variant("mtplx, capture_commit, stock", False, ("--products", "stock")),
-    Variant("mtplx, batched, stock", False, ("--products", "stock", "--strategy", "batched"), usual=False),
-    Variant("mtplx, capture_commit, exact", False, ("--products", "exact")),
+    LaneVariant("polytoken, exact", True, ("--products", "exact")),
+    LaneVariant("polytoken, exact, with the scheduler", True, ("--products", "exact"), scheduled=True, usual=False),
+    LaneVariant("polytoken, stock", True, ("--products", "stock")),
+    LaneVariant("mtplx, capture_commit, stock", False, ("--products", "stock")),
+    LaneVariant("mtplx, batched, stock", False, ("--products", "stock", "--strategy", "batched"), usual=False),
+    LaneVariant("mtplx, capture_commit, exact", False, ("--products", "exact")),
 )
 
 
-def ask(worker: Worker, variant: Variant, prompt: list[int], count: int, depth: int) -> dict[str, Any]:
+def ask(worker: Worker, variant: LaneVariant, prompt: list[int], count: int, depth: int) -> dict[str, Any]:
     extra = {"scheduled": True} if variant.scheduled else {}
     answer: dict[str, Any] = worker.ask("run", prompt=prompt, count=count, depth=depth, **extra)
     return answer
@@ -102,18 +96,8 @@ def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) ->
         folder, "qwen3_5", seed=0, acceptance=case.acceptance, config=case.config, tokenizer=False
     )
     vocab = written.text_config["vocab_size"]
-    usual = [variant.name for variant in VARIANTS if variant.usual or options.full]
-    variants = [variant for variant in VARIANTS if variant.name in (options.only or usual)]
-    workers = [
-        Worker(
-            variant.name,
-            sys.executable if variant.ours else options.peer_python,
-            "polytoken_mtp.py" if variant.ours else "mtplx_mtp.py",
-            ("--checkpoint", str(folder), *variant.arguments),
-            log=options.log,
-        )
-        for variant in variants
-    ]
+    variants = choose(VARIANTS, options)
+    workers = [start(v, options, "polytoken_mtp.py" if v.ours else "mtplx_mtp.py", folder) for v in variants]
     pairs = list(zip(variants, workers, strict=True))
     about = {worker.name: worker.ask("about") for worker in workers}
     prompts = [np.random.default_rng(seed).integers(3, vocab, 20).tolist() for seed in range(case.prompts)]
@@ -214,29 +198,15 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", type=Path, required=True, help="interpreter that has mtplx")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: A and mid")
-    parser.add_argument("--only", action="append", help="a variant's name; default: equal products of both engines")
-    parser.add_argument("--full", action="store_true", help="all checkpoints and variants, 8 rounds")
-    parser.add_argument("--rounds", type=int, help="laps after the one that warms up; default 3")
-    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "mtp_against_mtplx.log")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, help="written with the tables only")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (8 if options.full else 3)
-    machine = asdict(describe_machine())
-    cases = []
-    for name in options.case or [name for name, case in CASES.items() if case.usual or options.full]:
-        with tempfile.TemporaryDirectory() as folder:
-            cases.append(measure(name, CASES[name], options, Path(folder)))
-    text = table(cases)
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text)
-    if options.json:
-        record = {"machine": machine, "rounds": options.rounds, "cases": cases}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    options = read_options(
+        __doc__,
+        peer="mtplx",
+        cases=list(CASES),
+        usual=[name for name, case in CASES.items() if case.usual],
+        rounds=(3, 8),
+        log="mtp_against_mtplx.log",
+    )
+    report(options, lambda name, folder: measure(name, CASES[name], options, folder), table)
 
 
 if __name__ == "__main__":
