@@ -1,9 +1,10 @@
 """From a request to its events: scheduler, owner thread, JSON lines. Knows lanes by their contract only."""
 
-from polytoken.engine.engine import Engine, Handle, LoadedLane
+from polytoken.engine.engine import Engine, Handle
 from polytoken.engine.job import Label, Sink, TextPort, TextStep
 from polytoken.engine.jsonl import read_requests
 from polytoken.engine.limits import SchedulerLimits
+from polytoken.engine.loaded import LoadedLane
 from polytoken.engine.outcomes import error_of
 from polytoken.engine.scheduler import Scheduler
 

@@ -12,20 +12,21 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from polytoken.engine import sessions
 from polytoken.engine.intake import Counted, Intake
-from polytoken.engine.job import Label, Sink, TextPort
+from polytoken.engine.job import Sink
 from polytoken.engine.limits import SchedulerLimits
+from polytoken.engine.loaded import LoadedLane
 from polytoken.engine.mailbox import Inbox, Outbox
 from polytoken.engine.metrics import Totals
 from polytoken.engine.outcomes import duplicate, error_of, failed, interrupted, is_last, stopped_on_error
 from polytoken.engine.scheduler import Scheduler
+from polytoken.engine.sessions import Conversations
 from polytoken.errors import CancelledError, EngineError, PolytokenError, UsageError
 from polytoken.events import (
     Event,
@@ -35,44 +36,11 @@ from polytoken.events import (
     RuntimeLoaded,
     is_failure,
 )
-from polytoken.lanes.base import Lane
 from polytoken.request import Request, SamplingParams
-
-if TYPE_CHECKING:
-    from polytoken.cache.answers import SessionReport
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 STALL_SECONDS: Final = 300.0  # an owner thread that finished no turn for this long is taken for stuck
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedLane:
-    """What loading gives to an engine. It lives and dies on the owner thread.
-
-    Attributes:
-        lane: the way of decoding, ready to run.
-        encode: prompt ids of a request; with an attribute `history_miss` where its session's history was left.
-        open_text: a fresh text port for a request and its prompt ids.
-        label: which weights answer.
-        loaded: the event that reports them.
-        sampling: what the checkpoint recommends for requests that name nothing.
-        release: called last on the owner thread, after the lane is gone (free the device's memory pool).
-        rows_per_step: most rows of one step, where that depends on what was loaded; None for the limits' own.
-        histories: committed streams of sessions (`polytoken.text.histories`); for the owner thread.
-        tokenizer: of the checkpoint, for callers that make prompt ids themselves; may be used on any thread.
-    """
-
-    lane: Lane[Any]
-    encode: Callable[[Request], Sequence[int]]
-    open_text: Callable[[Request, Sequence[int]], TextPort]
-    label: Label
-    loaded: RuntimeLoaded
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    release: Callable[[], None] | None = None
-    rows_per_step: int | None = None
-    tokenizer: Any = None
-    histories: Any = None
 
 
 class Handle:
@@ -139,7 +107,7 @@ class _Order:
             self.future.set_exception(error)
 
 
-class Engine:
+class Engine(Conversations):
     """Runs one lane on an owner thread. All methods may be called from any thread.
 
     Args:
@@ -289,52 +257,6 @@ class Engine:
             return scheduler.cancel(request_id) or any(self._withdraw(scheduler, handle) for handle in queued)
 
         return self._ask(act)
-
-    # -- conversations -----------------------------------------------------------------------------------------
-
-    def committed(self, session: str) -> tuple[int, ...] | None:
-        """Ids of all turns of a session so far, prompts and answers; None before its first turn has ended."""
-        return self.call(lambda loaded: sessions.committed(loaded.lane, session))
-
-    def snapshot(self, name: str, session: str) -> int:
-        """Give what a session has come to a name, under which it stays; the tokens of it.
-
-        Raises:
-            UsageError: `unknown_session`.
-        """
-        return self.call(lambda loaded: sessions.snapshot(loaded.lane, name, session))
-
-    def drop_snapshot(self, name: str) -> bool:
-        """Forget a named snapshot; False when there is none of this name."""
-        return self.call(lambda loaded: sessions.drop_snapshot(loaded.lane, name))
-
-    def fork(self, source: str, session: str) -> int:
-        """Begin a session where another one, or a named snapshot, stands; they share memory until they part.
-
-        Raises:
-            UsageError: `unknown_session`, `session_exists`.
-        """
-        return self.call(lambda loaded: sessions.fork(loaded.lane, source, session))
-
-    def restore(self, name: str, session: str) -> int:
-        """Put a session, new or not, to where a named snapshot stands; the tokens of it.
-
-        Raises:
-            UsageError: `unknown_snapshot`.
-        """
-        return self.call(lambda loaded: sessions.restore(loaded.lane, name, session))
-
-    def clear(self, session: str | None = None) -> int:
-        """Forget a session and what only it stored, or everything; the number of stored runs dropped."""
-        return self.call(lambda loaded: sessions.clear(loaded.lane, session))
-
-    def sessions(self) -> list[SessionReport]:
-        """What is held for each session, least recently used first."""
-        return self.call(lambda loaded: sessions.sessions(loaded.lane))
-
-    def snapshots(self) -> list[SessionReport]:
-        """What is held for each named snapshot, the oldest first."""
-        return self.call(lambda loaded: sessions.snapshots(loaded.lane))
 
     # -- many requests -----------------------------------------------------------------------------------------
 
