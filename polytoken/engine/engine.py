@@ -324,7 +324,7 @@ class Engine(Conversations):
     def interrupt(self) -> None:
         """End the run if there is one, failing its requests with code `interrupted`; else fail every open request so.
 
-        Does not wait. A signal handler may call it.
+        Does not wait. Any thread may call it, also the owner. It takes locks: a signal handler has a thread call it.
         """
         intake = self._intake
         if intake is None:
