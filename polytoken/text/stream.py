@@ -185,9 +185,13 @@ class TextStream:
             mark = self._marks[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if self._reasoning is not None and self._reasoning.wants(mark):
             step = self._reasoning.push(mark)
-            self._gain.reasoning += step.reasoning
-            self._mark_held = mark if self._reasoning.channel is Channel.START else ""
-            return self._answer(step.content)
+            if self._reasoning.channel is Channel.START:
+                self._mark_held = mark
+                return ""
+            # What was undecided is told in this step, less a control token before it that proved to be no tag.
+            self._gain.reasoning += step.reasoning.replace(self._mark_held, "", 1)
+            shown, self._undecided, self._mark_held = self._undecided, "", ""
+            return shown + self._answer(step.content)
         if self._tool_calls is not None and self._tool_calls.wants(mark):
             if self._reasoning is not None and self._reasoning.channel is Channel.REASONING:
                 self._gain.reasoning += self._reasoning.end_reasoning().reasoning

@@ -126,6 +126,17 @@ def test_f02_markup_of_control_tokens_is_read_and_not_shown() -> None:
     assert (found["reasoning"], found["content"], found["tool_calls"]) == ("So", "", [("look", {})])
 
 
+@pytest.mark.parametrize("before", ["", "\n", "<|channel>", "\n<|channel>"])
+def test_a_control_token_that_ends_an_empty_thought_tells_nothing_twice(before: str) -> None:
+    tokenizer = gemma()
+    ids = tokenizer.encode(f"{before}<channel|>", add_special_tokens=False)
+    for answer in ("", "Yes."):
+        stream = opened(tokenizer, "<|channel>thought\n", tools=())
+        found = told(stream, [*ids, *tokenizer.encode(answer, add_special_tokens=False)])
+        blank = before.replace("<|channel>", "")
+        assert (found["reasoning"] or "", found["content"], stream.text) == (blank, answer, blank + answer)
+
+
 PIECES = st.lists(
     st.sampled_from(
         ["<think>", "</think>", CALL, "<tool_call>", "</tool_call>", "a", "\n", "```", "END", "EN", "😀", "<|im_end|>",
