@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from polytoken.errors import PolytokenError
 from polytoken.sampling.grammar import (
@@ -19,10 +19,9 @@ from polytoken.server.errors import bad_request, from_engine, unsupported
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt
 from polytoken.server.records import ResponseFormat
-from polytoken.text.channels import opens_reasoning, reasoning_tags
+from polytoken.text.answer import prompt_opens_reasoning
+from polytoken.text.channels import reasoning_tags
 from polytoken.text.toolcalls import TAGGED, tool_markup
-
-TAIL_IDS: Final = 32
 
 
 async def grammar_of(
@@ -95,10 +94,10 @@ def _marks(model: Model, prompt: Prompt) -> ReasoningMarks | None:
     tags = reasoning_tags(tokenizer.chat_template)
     if tags.closing.strip() not in (tokenizer.chat_template or ""):
         return None
-    tail = tokenizer.decode(prompt.ids[-TAIL_IDS:], skip_special_tokens=False)
     opening = tokenizer.encode(tags.opening, add_special_tokens=False)
     closing = tuple(tokenizer.encode(tags.closing, add_special_tokens=False))
-    return ReasoningMarks(opening[0] if len(opening) == 1 else None, closing, opens_reasoning(tail, tags=tags))
+    opened = prompt_opens_reasoning(tokenizer, prompt.ids, tags)
+    return ReasoningMarks(opening[0] if len(opening) == 1 else None, closing, opened)
 
 
 def _vocabulary(lane: Any) -> int | None:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from polytoken.request import Request
-from polytoken.text.channels import ReasoningSplitter, opens_reasoning, reasoning_tags
+from polytoken.text.channels import ReasoningSplitter, ReasoningTags, opens_reasoning, reasoning_tags
 from polytoken.text.ports import Tokenizer
 from polytoken.text.stream import TextStream
 from polytoken.text.toolcalls import ToolCallParser, tool_markup
@@ -40,10 +40,17 @@ def open_answer(
     if markup is not None:
         name = sha256(request.request_id.encode()).hexdigest()[:12]
         calls = ToolCallParser(markup, tools=request.tools, call_id=f"call_{name}_")
-    tail = tokenizer.decode(prompt_ids[-TAIL_IDS:], skip_special_tokens=False)
     reasoning = ReasoningSplitter(
-        opened=opens_reasoning(tail, tags=tags), tags=tags, call_tag=None if markup is None else markup.opening
+        opened=prompt_opens_reasoning(tokenizer, prompt_ids, tags),
+        tags=tags,
+        call_tag=None if markup is None else markup.opening,
     )
     return TextStream(
         tokenizer, stop=request.stop, stop_ids=stop_ids, reasoning=reasoning, tool_calls=calls, on_end=on_end
     )
+
+
+def prompt_opens_reasoning(tokenizer: Tokenizer, prompt_ids: Sequence[int], tags: ReasoningTags) -> bool:
+    """Whether the ids of a prompt end inside a block, so that the model's first ids are reasoning."""
+    tail = tokenizer.decode(prompt_ids[-TAIL_IDS:], skip_special_tokens=False)
+    return opens_reasoning(tail, tags=tags)
