@@ -18,14 +18,13 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
+from peers.ours import schedule
 
 from polytoken.bench.machine import describe_machine
 from polytoken.bench.peer import Sample, run_mlx_lm
 from polytoken.bench.roofline import decode_floor, read_bandwidth
 from polytoken.cache.bank import StateBank
 from polytoken.cache.identity import StateIdentity
-from polytoken.engine.scheduler import Label, Scheduler, SchedulerLimits
-from polytoken.events import Event, GenerationResult
 from polytoken.lanes.ar import ArLane
 from polytoken.models import qwen3
 from polytoken.request import Request
@@ -48,23 +47,6 @@ COMMON = {
 }
 
 
-class NoText:
-    """A text port for ids that stand for nothing."""
-
-    text = full_text = ""
-
-    def push(self, ids: Sequence[int]) -> Any:
-        from polytoken.text.stream import TextStep  # noqa: PLC0415
-
-        return TextStep(len(ids), "")
-
-    def finish(self) -> str:
-        return ""
-
-    def drain(self) -> None:
-        return None
-
-
 def build(preset: str, dtype: mx.Dtype) -> tuple[Any, Any]:
     config = {**COMMON, **PRESETS[preset]}
     mx.random.seed(0)
@@ -75,22 +57,8 @@ def build(preset: str, dtype: mx.Dtype) -> tuple[Any, Any]:
 
 
 def run_ours(lane: ArLane, ids: Sequence[int], new_tokens: int) -> Sample:
-    events: list[Event] = []
-    scheduler = Scheduler(
-        lane,
-        SchedulerLimits(prefill_budget=lane.prefill_chunk),
-        encode=lambda request: request.token_ids or (),
-        open_text=lambda request, ids: NoText(),
-        emit=events.append,
-        label=Label("random"),
-        token_events=False,
-    )
     request = Request(request_id="r", max_new_tokens=new_tokens, token_ids=tuple(ids), ignore_eos=True)
-    scheduler.offer(request)
-    while not scheduler.idle:
-        scheduler.turn()
-    result = events[-1]
-    assert isinstance(result, GenerationResult), result
+    result = schedule(lane, request, prefill_budget=lane.prefill_chunk, token_events=False)
     assert result.ttft_seconds is not None and result.decode_tokens_per_second is not None
     return Sample(result.ttft_seconds, (new_tokens - 1) / result.decode_tokens_per_second, result.token_ids)
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from lines import peak_megabytes, serve
+from ours import commits, open_row
 from products import choose_products
 
 from polytoken.cache.bank import StateBank
@@ -54,22 +55,13 @@ class Engine:
             ignore_eos=True,
         )
         before = time.perf_counter()
-        row = self.lane.open(request, prompt)
-        while not self.lane.prefill_step(row):
-            pass
+        row = open_row(self.lane, request, prompt)
         encoded = time.perf_counter()
-        tokens: list[int] = []
-        reason = None
-        while reason is None:
-            (commit,) = self.lane.step([row])
-            if isinstance(commit, Exception):
-                raise commit
-            tokens += commit.token_ids
-            reason = commit.stop_reason
+        tokens = sum(len(commit.token_ids) for commit in commits(self.lane, row))
         after = time.perf_counter()
         done = row.steps
         self.lane.close(row, keep=False)
-        return {"prefill": encoded - before, "decode": after - encoded, "steps": done, "tokens": len(tokens)}
+        return {"prefill": encoded - before, "decode": after - encoded, "steps": done, "tokens": tokens}
 
     def logits(self, prompt: Sequence[int], canvas: Sequence[int], path: str) -> None:
         """Logits [C, V] of a first denoise, to compare the networks."""

@@ -11,34 +11,17 @@ from typing import Any
 
 import mlx.core as mx
 from lines import peak_megabytes, serve
+from ours import commits, open_row, schedule
 from products import choose_products
 
 from polytoken.cache.bank import StateBank
 from polytoken.cache.identity import StateIdentity
 from polytoken.checkpoint import load_runtime
-from polytoken.engine.scheduler import Label, Scheduler, SchedulerLimits
-from polytoken.events import Event, GenerationResult
 from polytoken.lanes.ar import ArLane
 from polytoken.lanes.base import Lane
 from polytoken.lanes.mtp.lane import MtpLane, identify
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.request import Request
-from polytoken.text.stream import TextStep
-
-
-class NoText:
-    """A text port for ids that stand for nothing."""
-
-    text = full_text = ""
-
-    def push(self, ids: Sequence[int]) -> TextStep:
-        return TextStep(len(ids), "")
-
-    def finish(self) -> str:
-        return ""
-
-    def drain(self) -> None:
-        return None
 
 
 class Engine:
@@ -59,21 +42,22 @@ class Engine:
         """
         lane = self._lane(depth)
         request = Request(request_id="r", token_ids=tuple(prompt), max_new_tokens=count, ignore_eos=True)
-        if scheduled:
-            return self._scheduled(lane, request)
-        row = lane.open(request, prompt)
-        while not lane.prefill_step(row):
-            pass
-        tokens: list[int] = []
         stamps: list[float] = []
-        reason = None
-        while reason is None:
-            (commit,) = lane.step([row])
+        if scheduled:
+            # The first turn prefills and commits the first token.
+            result = schedule(
+                lane,
+                request,
+                prefill_budget=self.chunk,
+                token_events=True,
+                after_turn=lambda: stamps.append(time.perf_counter()),
+            )
+            return _answer(lane, list(result.token_ids), stamps)
+        row = open_row(lane, request, prompt)
+        tokens: list[int] = []
+        for commit in commits(lane, row):
             stamps.append(time.perf_counter())
-            if isinstance(commit, Exception):
-                raise commit
             tokens += commit.token_ids
-            reason = commit.stop_reason
         return _answer(lane, tokens, stamps)
 
     def bare(self, prompt: Sequence[int], cycles: int, depth: int) -> list[float]:
@@ -105,27 +89,6 @@ class Engine:
         settings = MtpSettings(depth=depth)
         bank = StateBank(0, identity=identify(self.identity, settings, model))
         return MtpLane(model, bank, prefill_chunk=self.chunk, eos_ids=(), max_positions=limit, settings=settings)
-
-    def _scheduled(self, lane: Lane[Any], request: Request) -> dict[str, Any]:
-        events: list[Event] = []
-        scheduler = Scheduler(
-            lane,
-            SchedulerLimits(prefill_budget=self.chunk),
-            encode=lambda request: request.token_ids or (),
-            open_text=lambda request, ids: NoText(),
-            emit=events.append,
-            label=Label("random"),
-            token_events=True,
-        )
-        scheduler.offer(request)
-        stamps: list[float] = []
-        while not scheduler.idle:
-            scheduler.turn()
-            stamps.append(time.perf_counter())
-        result = events[-1]
-        assert isinstance(result, GenerationResult), result
-        # The first turn prefills and commits the first token.
-        return _answer(lane, list(result.token_ids), stamps)
 
 
 def _answer(lane: Lane[Any], tokens: list[int], stamps: list[float]) -> dict[str, Any]:
