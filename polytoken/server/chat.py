@@ -10,20 +10,21 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from polytoken.events import Event, GenerationResult, Token, ToolCall
+from polytoken.events import Event, GenerationResult, Token
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of, usage_of
 from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of, session_of
 from polytoken.server.body import read_record
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import chat_logprobs
 from polytoken.server.pool import Model
-from polytoken.server.prompt import chat_prompt, check_room
+from polytoken.server.prompt import Prompt, chat_prompt, check_room
 from polytoken.server.records import ChatRequest
 from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import DONE, KEEP_ALIVE, frame
 from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
+from polytoken.text.committed import call_record
 from polytoken.text.toolcalls import TAGGED, ToolCallParser, tool_markup
 
 
@@ -73,9 +74,7 @@ async def open_chat(
     tools = tools_of(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
-    think = thinks(body)
-    messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
-    prompt = await chat_prompt(model, messages, think=think, tools=tools, extra=body.chat_template_kwargs)
+    prompt = await prompt_of(model, body)
     check_room(model, prompt, state.settings.max_context)
     grammar = await grammar_of(
         model,
@@ -95,7 +94,7 @@ async def open_chat(
         cap=state.settings.max_new_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         session=session,
-        extra={"tools": tuple(tools), "think": think, "grammar": grammar},
+        extra={"tools": tuple(tools), "think": thinks(body), "grammar": grammar},
     )
     turn = state.open_turn(model, requests)
     spelled = tools and tool_markup(model.tokenizer.chat_template) is None
@@ -104,6 +103,12 @@ async def open_chat(
         for request in requests
     ]
     return Chat(state, model, body, turn, answers, answer_id, int(time.time()))
+
+
+async def prompt_of(model: Model, body: ChatRequest) -> Prompt:
+    """What the model reads for this call. Errors as in `chat_prompt`."""
+    messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
+    return await chat_prompt(model, messages, think=thinks(body), tools=tools_of(body), extra=body.chat_template_kwargs)
 
 
 def thinks(body: ChatRequest) -> bool:
@@ -186,13 +191,6 @@ def _choice(chat: Chat, index: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-def call_record(call: ToolCall) -> dict[str, Any]:
-    """A whole call in OpenAI's form."""
-    return {
-        "id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments},
-    }  # fmt: skip
-
-
 def delta_record(delta: Delta) -> dict[str, Any]:
     """What a chunk says of it; empty for a step that only ends a call."""
     if isinstance(delta, Reasoning):
@@ -267,6 +265,4 @@ def _chunk(
 
 
 def _logprobs(chat: Chat, entries: Sequence[Any]) -> dict[str, Any] | None:
-    ends = frozenset(chat.model.tokenizer.eos_ids)
-    kept = [entry for entry in entries if entry.token_id not in ends]
-    return {"content": chat_logprobs(chat.model.tokenizer, kept), "refusal": None}
+    return {"content": chat_logprobs(chat.model.tokenizer, entries), "refusal": None}

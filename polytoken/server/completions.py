@@ -130,9 +130,7 @@ async def _whole(call: Completion) -> dict[str, Any]:
 def _choice(call: Completion, index: int, text: str, entries: list[TokenLogprob], finish: str | None) -> dict[str, Any]:
     logprobs = None
     if call.body.logprobs is not None:
-        ends = frozenset(call.model.tokenizer.eos_ids)
-        kept = [entry for entry in entries if entry.token_id not in ends]
-        logprobs = completion_logprobs(call.model.tokenizer, kept, start=call.offsets[index])
+        logprobs = completion_logprobs(call.model.tokenizer, entries, start=call.offsets[index])
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 

@@ -20,12 +20,13 @@ def chat_logprobs(tokenizer: Any, entries: Sequence[TokenLogprob]) -> list[dict[
             **_entry(tokenizer, entry.token_id, entry.logprob),
             "top_logprobs": [_entry(tokenizer, token_id, value) for token_id, value in entry.top],
         }
-        for entry in entries
+        for entry in _told(tokenizer, entries)
     ]
 
 
 def completion_logprobs(tokenizer: Any, entries: Sequence[TokenLogprob], *, start: int = 0) -> dict[str, Any]:
     """The `logprobs` object of a completion choice; `start` is the offset in characters of its first token."""
+    entries = _told(tokenizer, entries)
     texts = [text_of(tokenizer, entry.token_id) for entry in entries]
     offsets, at = [], start
     for text in texts:
@@ -39,6 +40,12 @@ def completion_logprobs(tokenizer: Any, entries: Sequence[TokenLogprob], *, star
         ],
         "text_offset": offsets,
     }
+
+
+def _told(tokenizer: Any, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """All tokens but the one that ends an answer, which clients do not see."""
+    ends = frozenset(tokenizer.eos_ids)
+    return [entry for entry in entries if entry.token_id not in ends]
 
 
 def _entry(tokenizer: Any, token_id: int, value: float) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, Usage, usage_of
 from polytoken.server.asking import answer_headers, session_of
 from polytoken.server.body import check, read_record
-from polytoken.server.chat import Chat, open_chat, take, thinks, tools_of
+from polytoken.server.chat import Chat, open_chat, prompt_of, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
-from polytoken.server.prompt import chat_prompt
 from polytoken.server.records import ChatRequest, Record
 from polytoken.server.reply import First, reply
 from polytoken.server.state import state_of
@@ -80,8 +79,7 @@ async def count_tokens(request: HttpRequest) -> Response:
     body = await read_record(request, CountRequest, limit=state.settings.max_body_bytes)
     asked = check(ChatRequest, to_chat(body))
     async with state.pool.use(body.model) as model:
-        turns = [{"content": "", **message.model_dump(exclude_none=True)} for message in asked.messages]
-        prompt = await chat_prompt(model, turns, think=thinks(asked), tools=tools_of(asked))
+        prompt = await prompt_of(model, asked)
     return JsonResponse({"input_tokens": len(prompt.ids)})
 
 

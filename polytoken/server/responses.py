@@ -22,6 +22,7 @@ from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import KEEP_ALIVE, frame
 from polytoken.server.turn import Member
+from polytoken.text.committed import reply_message
 
 _PARTS: Final = ("input_text", "output_text", "text")
 
@@ -274,10 +275,4 @@ def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _said(answer: Answer) -> dict[str, Any]:
     """The answer as a message of the conversation that goes on."""
-    turn: dict[str, Any] = {"role": "assistant", "content": "".join(answer.content)}
-    if answer.calls.calls:
-        turn["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls.calls
-        ]
-    return turn
+    return reply_message(content="".join(answer.content), tool_calls=answer.calls.calls)

@@ -23,6 +23,7 @@ from hashlib import sha256
 from typing import Any
 
 from polytoken.errors import RequestError
+from polytoken.events import ToolCall
 from polytoken.text.ports import Tokenizer
 from polytoken.text.profile import Kind, decode_profile
 from polytoken.text.prompt import chat_ids, normalise_messages, render
@@ -212,18 +213,20 @@ def commit_turn(
 
 
 def reply_message(
-    *, content: str | None, reasoning: str | None = None, tool_calls: Sequence[Any] = ()
+    *, content: str | None, reasoning: str | None = None, tool_calls: Sequence[ToolCall] = ()
 ) -> dict[str, Any]:
     """An answer as a message; `tool_calls` are those of a result."""
     message: dict[str, Any] = {"role": "assistant", "content": content or ""}
     if reasoning:
         message["reasoning_content"] = reasoning
     if tool_calls:
-        message["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in tool_calls
-        ]
+        message["tool_calls"] = [call_record(call) for call in tool_calls]
     return message
+
+
+def call_record(call: ToolCall) -> dict[str, Any]:
+    """A whole call as a message of the OpenAI API holds it."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def same_message(told: Message, given: Message) -> bool:
