@@ -5,6 +5,7 @@ Run by whatever Python holds an engine: only the standard library may be importe
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -19,13 +20,23 @@ from typing import Any
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+def runner_parser(description: str | None, *, products: str) -> argparse.ArgumentParser:
+    """The options that every runner script has; `products` is the default."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--products", choices=("exact", "stock"), default=products)
+    return parser
+
+
 def serve(commands: Mapping[str, Callable[..., Any]]) -> None:
     """Answer `{"do": NAME, ...}` lines with one JSON line each until the input ends.
 
-    The answers have the original standard output for themselves: what an engine prints goes to standard error.
+    Every runner answers `peak`, too (`peak_megabytes`). The answers have the original standard output for themselves:
+    what an engine prints goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    commands = {"peak": peak_megabytes, **commands}
     for line in sys.stdin:
         order = json.loads(line)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from lines import peak_megabytes, serve
+from lines import runner_parser, serve
 from products import choose_products
 
-mx.set_default_device(mx.cpu)  # before mlx_vlm makes its stream
+# Before the imports below: mlx_vlm makes a stream on the default device when it is imported.
+mx.set_default_device(mx.cpu)
 
 from mlx_vlm.generate.diffusion import stream_diffusion_generate  # noqa: E402
 from mlx_vlm.utils import load_model  # noqa: E402
@@ -102,14 +102,12 @@ class Engine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--products", default="stock")
+    parser = runner_parser(__doc__, products="stock")
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args()
     engine = Engine(options.checkpoint, options.products, options.chunk, options.temperature)
-    serve({"about": engine.about, "run": engine.run, "logits": engine.logits, "peak": peak_megabytes})
+    serve({"about": engine.about, "run": engine.run, "logits": engine.logits})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ serves with by default gives wrong tokens on a CPU, without an error.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from lines import peak_megabytes, serve
+from lines import runner_parser, serve
 from products import choose_products
 
 
@@ -54,6 +54,8 @@ def stand_in_for_libsystem() -> None:
     ctypes.CDLL = find  # type: ignore[assignment, misc]
 
 
+# Both before the imports below: mlx-lm makes a stream on the default device when it is imported, and mtplx looks for
+# macOS's functions.
 mx.set_default_device(mx.cpu)
 stand_in_for_libsystem()
 
@@ -89,8 +91,6 @@ class Engine:
             setattr(self.runtime, name, self._stamped(getattr(self.runtime, name)))
 
     def about(self) -> dict[str, Any]:
-        from importlib.metadata import version  # noqa: PLC0415
-
         names = ("mtplx", "mlx", "mlx-lm", "transformers", "numpy")
         return {
             "products": self.products,
@@ -164,13 +164,11 @@ class Engine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--products", default="stock")
+    parser = runner_parser(__doc__, products="stock")
     parser.add_argument("--strategy", default="capture_commit")
     options = parser.parse_args()
     engine = Engine(options.checkpoint, options.products, options.strategy)
-    serve({"about": engine.about, "run": engine.run, "bare": engine.bare, "peak": peak_megabytes})
+    serve({"about": engine.about, "run": engine.run, "bare": engine.bare})
 
 
 if __name__ == "__main__":

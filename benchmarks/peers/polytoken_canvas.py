@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from lines import peak_megabytes, serve
+from lines import runner_parser, serve
 from ours import commits, open_row
 from products import choose_products
 
@@ -79,13 +78,11 @@ class Engine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--products", default="exact")
+    parser = runner_parser(__doc__, products="exact")
     parser.add_argument("--chunk", type=int, default=256)
     options = parser.parse_args()
     engine = Engine(options.checkpoint, options.products, options.chunk)
-    serve({"about": engine.about, "run": engine.run, "logits": engine.logits, "peak": peak_megabytes})
+    serve({"about": engine.about, "run": engine.run, "logits": engine.logits})
 
 
 if __name__ == "__main__":
