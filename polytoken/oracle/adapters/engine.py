@@ -6,6 +6,7 @@ To add one: subclass `ReferenceEngine` in a file of its own (four methods), and 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -262,8 +263,6 @@ def chat_ids(tokenizer: Any, prompt: str) -> list[int]:
 
 def stop_ids(checkpoint: Path, tokenizer: Any) -> frozenset[int]:
     """Ids that end an answer: of generation_config.json, else of config.json, else the tokenizer's own."""
-    import json  # noqa: PLC0415
-
     for name in ("generation_config.json", "config.json"):
         file = checkpoint / name
         value = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
