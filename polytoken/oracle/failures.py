@@ -12,8 +12,7 @@ EXIT_CANARY: Final = 86  # the device did not answer others in time
 class MismatchError(PolytokenError):
     """Two things that must agree do not.
 
-    Codes: `source_mismatch` (a source run), `snapshot_poisoned`, `restore_differs`, `commit_refused`, `no_natural_end`,
-    `receipts_differ` (compare), `gate_failed`.
+    Codes: `source_mismatch` (a source run), `snapshot_poisoned`, `commit_refused`, `no_natural_end`, `gate_failed`.
     """
 
     code = "mismatch"
