@@ -257,7 +257,6 @@ class StateBank:
         """The counters now."""
         count = self._counts
         marks = [mark for node in self._tree for mark in node.marks.values()]
-        report = getattr(self.tier, "statistics", None)
         return BankStatistics(
             hits=count["hits"],
             full_hits=count["full_hits"],
@@ -280,7 +279,7 @@ class StateBank:
             live_bytes=self._live.nbytes,
             sessions=len(self.sessions),
             snapshots=len(self.sessions.snapshots),
-            disk={} if report is None else dict(report()),
+            disk={} if self.tier is None else self.tier.statistics(),
         )
 
     # -- finding a place ---------------------------------------------------------------------------------------------

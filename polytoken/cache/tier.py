@@ -7,9 +7,9 @@ can be written once and never again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from polytoken.cache.blocks import LayerBlock
 from polytoken.cache.identity import StateIdentity
@@ -117,4 +117,8 @@ class SecondTier(Protocol):
 
     def sessions(self) -> list[SessionRecord]:
         """Sessions remembered, least recently used first; asked once, when a bank is given the store."""
+        ...
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Counters since it was opened, by name; they are reported with the bank's own."""
         ...
