@@ -109,19 +109,11 @@ class SessionBook:
 
     def remove(self, name: str) -> Session | None:
         """Forget the session, not its states."""
-        session = self._sessions.pop(name, None)
-        if session is not None:
-            for head in session.heads:
-                head.holders.pop(session.holder, None)
-        return session
+        return _released(self._sessions.pop(name, None))
 
     def remove_snapshot(self, name: str) -> Session | None:
         """Forget the named snapshot, not its states."""
-        snapshot = self.snapshots.pop(name, None)
-        if snapshot is not None:
-            for head in snapshot.heads:
-                head.holders.pop(snapshot.holder, None)
-        return snapshot
+        return _released(self.snapshots.pop(name, None))
 
     def commit(self, name: str, committed: Committed) -> None:
         """A turn of this session has ended with this stream."""
@@ -173,3 +165,11 @@ class SessionBook:
         """Forget all."""
         self._sessions.clear()
         self.snapshots.clear()
+
+
+def _released(session: Session | None) -> Session | None:
+    """The same, with its nodes no longer held; it still says which these are."""
+    if session is not None:
+        for head in session.heads:
+            head.holders.pop(session.holder, None)
+    return session
