@@ -35,7 +35,7 @@ from polytoken.lanes.ar import ArLane
 from polytoken.lanes.base import Lane
 from polytoken.lanes.mtp.lane import MtpLane, identify
 from polytoken.lanes.mtp.settings import MtpSettings
-from polytoken.request import Request
+from polytoken.oracle.gate.running import answer_all, ask
 from polytoken.testkit.acceptance import HISTORY_MATTERS
 from polytoken.testkit.tiny import write_checkpoint
 
@@ -57,21 +57,10 @@ def checkpoint(name: str, *, tiny: bool) -> Iterator[Path]:
 def run_all(lane: Lane[Any], prompts: Sequence[list[int]], count: int) -> list[list[int]]:
     tokens: list[list[int]] = []
     for start in range(0, len(prompts), COHORT):
-        rows = []
-        for place, prompt in enumerate(prompts[start : start + COHORT]):
-            request = Request(request_id=str(place), token_ids=tuple(prompt), max_new_tokens=count, ignore_eos=True)
-            row = lane.open(request, prompt)
-            while not lane.prefill_step(row):
-                pass
-            rows.append((row, list[int]()))
-        tokens += [made for _, made in rows]
-        while rows:
-            commits = lane.step([row for row, _ in rows])
-            for (_, made), commit in zip(rows, commits, strict=True):
-                if isinstance(commit, Exception):
-                    raise commit
-                made.extend(commit.token_ids)
-            rows = [pair for pair in rows if len(pair[1]) < count]
+        requests = [
+            ask(str(start + place), prompt, count) for place, prompt in enumerate(prompts[start : start + COHORT])
+        ]
+        tokens += [made.tokens for made in answer_all(lane, requests)]
     return tokens
 
 

@@ -141,7 +141,7 @@ class Report:
         flops = "" if floor.flops is None else f" and {floor.flops / 1e9:.2f} GFLOP"
         return (
             f"byte floor {floor.forwards_per_second:.1f} {per}s/s: "
-            f"{(floor.weight_bytes + floor.cache_bytes) / 1e6:.0f} MB{flops} per {per} at "
+            f"{floor.bytes_per_forward / 1e6:.0f} MB{flops} per {per} at "
             f"{floor.gb_per_second:.1f} GB/s ({floor.method}; best {floor.peak_gb_per_second:.1f}); "
             f"{self.dtype} products {self.product_gflops:.0f} GFLOP/s; load {self.load_seconds:.1f} s; "
             f"medians of {self.rounds} rounds, the share of each against the bandwidth just before and after it\n"
