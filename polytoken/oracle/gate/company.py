@@ -11,7 +11,7 @@ from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome, equal
 from polytoken.oracle.gate.running import GREEDY, answer, answer_all, ask, first_parting
 from polytoken.oracle.subject import Subject
-from polytoken.request import Request, SamplingParams
+from polytoken.request import Request
 
 
 def check_company(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
@@ -29,10 +29,12 @@ def check_company(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
 def check_seeds(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
     """The same seed gives the same answer; of several seeds not all give one."""
     prompt, ids = matrix.prompt_ids(subject)[0]
-    sampling = _sampling(matrix)
     for name, lane in _lanes(subject, matrix):
         first, second = (
-            [answer(lane, ask("seed", ids, matrix.new_tokens, sampling=sampling, seed=s)).tokens for s in range(4)]
+            [
+                answer(lane, ask("seed", ids, matrix.new_tokens, sampling=matrix.sampling, seed=s)).tokens
+                for s in range(4)
+            ]
             for _ in range(2)
         )
         place = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
@@ -47,7 +49,7 @@ def _requests(subject: Subject, matrix: Matrix) -> list[Request]:
     made = []
     for index in range(4):
         prompt, ids = prompts[index % len(prompts)]
-        sampling = GREEDY if index % 2 == 0 else _sampling(matrix)
+        sampling = GREEDY if index % 2 == 0 else matrix.sampling
         count = matrix.new_tokens - index  # they leave one after the other
         made.append(ask(f"{index}: {prompt}", ids, max(count, 2), sampling=sampling, seed=index))
     return made
@@ -58,7 +60,3 @@ def _lanes(subject: Subject, matrix: Matrix) -> list[tuple[str, Lane[Any]]]:
     if matrix.depths:
         lanes.append(("mtp", subject.mtp_lane(MtpSettings(depth=max(matrix.depths)))))
     return lanes
-
-
-def _sampling(matrix: Matrix) -> SamplingParams:
-    return SamplingParams(matrix.temperature, top_p=matrix.top_p, top_k=matrix.top_k)

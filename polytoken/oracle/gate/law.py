@@ -93,7 +93,7 @@ class Evidence:
 def check_law(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
     """The law of the AR lane, and of the MTP lane at every depth."""
     lanes: list[tuple[str, Any]] = [("ar", None), *(("mtp", depth) for depth in matrix.depths)]
-    sampling = SamplingParams(matrix.temperature, top_p=matrix.top_p, top_k=matrix.top_k)
+    sampling = matrix.sampling
     for name, depth in lanes:
         lane = subject.ar_lane() if depth is None else subject.mtp_lane(MtpSettings(depth=depth))
         evidence = Evidence(np.random.default_rng(0))

@@ -7,6 +7,7 @@ from typing import Final
 
 from polytoken.errors import UsageError
 from polytoken.oracle.subject import Ids, Subject
+from polytoken.request import SamplingParams
 
 _TEXTS: Final = (
     "The lighthouse keeper counted the ships that passed before the storm. ",
@@ -56,6 +57,11 @@ class Matrix:
             raise UsageError("--contexts needs at least one length", field="--contexts")
         if self.prompts > len(_TEXTS):
             raise UsageError(f"--prompts: there are {len(_TEXTS)} texts", field="--prompts")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the sampled law is drawn from."""
+        return SamplingParams(self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     def prompt_ids(self, subject: Subject) -> list[tuple[str, Ids]]:
         """Name and ids of every prompt, texts by context lengths."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["identical", "near tie", "different", "not applicable"]
+Verdict = Literal["identical", "near tie", "different"]
 
 
 @dataclass(frozen=True, kw_only=True)
