@@ -94,12 +94,12 @@ async def open_chat(
         cap=state.settings.max_new_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         session=session,
-        extra={"tools": tuple(tools), "think": thinks(body), "grammar": grammar},
+        extra={"tools": prompt.tools, "think": thinks(body), "grammar": grammar},
     )
     turn = state.open_turn(model, requests)
-    spelled = tools and tool_markup(model.tokenizer.chat_template) is None
+    told_apart = not tools or (prompt.tools and tool_markup(model.tokenizer.chat_template) is not None)  # by the engine
     answers = [
-        Answer(ToolCallParser(TAGGED, tools=tools, call_id=f"call_{request.request_id[-8:]}_") if spelled else None)
+        Answer(None if told_apart else ToolCallParser(TAGGED, tools=tools, call_id=f"call_{request.request_id[-8:]}_"))
         for request in requests
     ]
     return Chat(state, model, body, turn, answers, answer_id, int(time.time()))

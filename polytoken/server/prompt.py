@@ -12,7 +12,7 @@ from polytoken.errors import PolytokenError
 from polytoken.request import Request
 from polytoken.server.errors import bad_request, from_engine
 from polytoken.server.pool import Model
-from polytoken.text.prompt import normalise_messages, prompt_ids
+from polytoken.text.prompt import normalise_messages, prompt_ids, render
 
 INLINE_CHARACTERS: Final = 4_000  # longer prompts are made on a thread, so that the loop goes on meanwhile
 
@@ -23,8 +23,9 @@ class Prompt:
 
     Attributes:
         ids: never empty.
-        turns, tools: what they were rendered from, for a session whose ids go on from earlier ones; None where
-            the ids are all there is.
+        turns: what they were rendered from, for a session whose ids go on from earlier ones; None where the ids are
+            all there is.
+        tools: those that the template was given; none where the turns tell of them in words.
     """
 
     ids: tuple[int, ...]
@@ -58,16 +59,9 @@ async def chat_prompt(
         template = model.tokenizer.chat_template
         if template is None:
             raise bad_request("this model has no chat template; use /v1/completions", param="messages")
-        if "tool" not in template:  # a template that knows nothing of tools is told in words
+        if "tools" not in template:  # a template that knows nothing of tools is told in words
             turns, listed = _in_words(turns, listed), []
-        words = {"enable_thinking": think, **({"tools": listed} if listed else {}), **(extra or {})}
-        try:
-            text = model.tokenizer.render_chat_template(turns, add_generation_prompt=True, **words)
-        except PolytokenError:
-            raise
-        except Exception as error:
-            line = " ".join(str(error).split())[:300]
-            raise bad_request(f"the chat template failed: {line}", param="messages", code="bad_template") from None
+        text = render(model.tokenizer, turns, think=think, tools=listed, extra=extra)
         ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
         return Prompt(ids, None if extra else tuple(turns), tuple(listed))
 

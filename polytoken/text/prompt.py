@@ -55,12 +55,13 @@ def render(
     think: bool,
     tools: Sequence[Mapping[str, Any]] = (),
     opening: bool = True,
+    extra: Mapping[str, Any] | None = None,
 ) -> str:
     """The text that `chat_ids` encodes, of normalised messages; without `opening`, up to the end of the last of them.
 
-    Errors as in `prompt_ids`.
+    `extra` are further words for the template, which win over ours. Errors as in `prompt_ids`.
     """
-    words = {"enable_thinking": think, **({"tools": list(tools)} if tools else {})}
+    words = {"enable_thinking": think, **({"tools": list(tools)} if tools else {}), **(extra or {})}
     with _template_errors(tokenizer, tools):
         return tokenizer.render_chat_template(_for_template(turns), add_generation_prompt=opening, **words)
 

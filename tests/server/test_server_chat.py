@@ -258,3 +258,29 @@ def test_a_long_request_is_ended(tmp_path: Any) -> None:
         chunks = server.stream(CHAT, HELLO)
         assert chunks[-2]["error"]["code"] == "request_timeout"
         assert chunks[-1] == "[DONE]"
+
+
+def test_counted_tokens_are_those_that_are_read_with_words_for_the_template_too(scripted: Running) -> None:
+    prompt = {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
+    counts = []
+    for words in ({}, {"chat_template_kwargs": {"enable_thinking": True}}):
+        status, counted = scripted.post("/v1/messages/count_tokens", {**prompt, **words})
+        assert status == 200, counted
+        status, answer = scripted.post("/v1/messages", {**prompt, **words, "max_tokens": 4})
+        assert status == 200, answer
+        assert counted["input_tokens"] == answer["usage"]["input_tokens"]
+        counts.append(counted["input_tokens"])
+    assert counts[0] > counts[1]  # a thought that is closed at once takes tokens
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_tools_told_in_words_are_called_in_a_session_too(
+    scripted: Running, script: Script, session: str | None
+) -> None:
+    script.says = lambda prompt: '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    headers = {} if session is None else {"x-session-id": session}
+    status, record, _ = scripted.request("POST", CHAT, {**HELLO, "tools": [tool]}, headers=headers)
+    assert status == 200, record
+    assert record["choices"][0]["finish_reason"] == "tool_calls"
+    assert record["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
