@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def device() -> str:
     chosen = select_device("auto")
     enable_products(chosen, "exact", threads=1)
     return chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_objects() -> None:
+    """An engine that closes looks through every object for garbage; those of pytest and of the libraries stay out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
