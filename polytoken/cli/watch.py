@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from polytoken.cli.terminal import SHOWN_CONTROLS
 from polytoken.errors import UsageError
 from polytoken.events import Event, GenerationFailed, GenerationResult, RequestRejected
+from polytoken.text.pieces import split_pieces
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -71,24 +72,6 @@ def fit(text: Text, bottom: str, console: Console) -> list[Text]:
     last = Text(bottom, style="dim", no_wrap=True, overflow="ellipsis")
     last.truncate(max(console.width, 1), overflow="ellipsis")
     return [*lines, last]
-
-
-def split_pieces(port: TextPort, context: Sequence[int], ids: Sequence[int]) -> list[str]:
-    """The part that each id has in the text of all of them, behind a few that came before.
-
-    A character of several ids is the last one's.
-    """
-    port.push(tuple(context))
-    starts, text = [], port.full_text
-    for token_id in ids:
-        port.push((token_id,))
-        before, text = text, port.full_text
-        starts.append(_common_prefix(before, text))
-    pieces, end = [], len(text)
-    for start in reversed(starts):
-        pieces.append(text[min(start, end) : end])
-        end = min(start, end)
-    return pieces[::-1]
 
 
 class CanvasView:
@@ -182,8 +165,3 @@ def _canvas_lane(loaded: LoadedLane) -> CanvasLane:
 
     assert isinstance(loaded.lane, CanvasLane)
     return loaded.lane
-
-
-def _common_prefix(one: str, other: str) -> int:
-    limit = min(len(one), len(other))
-    return next((index for index in range(limit) if one[index] != other[index]), limit)

@@ -24,6 +24,7 @@ from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import DONE, KEEP_ALIVE, frame
 from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
+from polytoken.server.watch import Watch, watch_requests
 from polytoken.text.committed import call_record
 from polytoken.text.toolcalls import TAGGED, ToolCallParser, tool_markup
 
@@ -39,6 +40,7 @@ class Chat:
     answers: list[Answer]
     answer_id: str
     created: int
+    watch: Watch | None = None
 
     def base(self, kind: str) -> dict[str, Any]:
         """What every answer and chunk begins with."""
@@ -96,13 +98,16 @@ async def open_chat(
         session=session,
         extra={"tools": prompt.tools, "think": thinks(body), "grammar": grammar},
     )
+    watch = await watch_requests(model, requests) if body.polytoken is not None and body.polytoken.watch else None
     turn = state.open_turn(model, requests)
+    if watch is not None:
+        watch.turn = turn
     told_apart = not tools or (prompt.tools and tool_markup(model.tokenizer.chat_template) is not None)  # by the engine
     answers = [
         Answer(None if told_apart else ToolCallParser(TAGGED, tools=tools, call_id=f"call_{request.request_id[-8:]}_"))
         for request in requests
     ]
-    return Chat(state, model, body, turn, answers, answer_id, int(time.time()))
+    return Chat(state, model, body, turn, answers, answer_id, int(time.time()), watch)
 
 
 async def prompt_of(model: Model, body: ChatRequest) -> Prompt:
@@ -251,6 +256,10 @@ def _parts(chat: Chat, member: Member, event: Event) -> list[bytes]:
             fresh = []
     if fresh:
         parts.append(_chunk(chat, index, {}, fresh))  # tokens whose text is still held back
+    seen = None if chat.watch is None else chat.watch.record(member, event)
+    if seen is not None:
+        choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
+        parts.append(frame({**chat.base("chat.completion.chunk"), "choices": [choice], "polytoken": seen}))
     if isinstance(event, GenerationResult):
         parts.append(_chunk(chat, index, {}, finish=chat.answers[index].finish_reason))
     return parts

@@ -15,6 +15,7 @@ from polytoken.assembly import EngineOptions
 from polytoken.engine import Engine
 from polytoken.errors import PolytokenError
 from polytoken.server.errors import ApiError, from_engine
+from polytoken.server.watch import Watchers
 
 _LOG = logging.getLogger(__name__)
 SPARE: Final = 1.15  # a model needs its weights and some more: caches, buffers
@@ -29,6 +30,7 @@ class Model:
         engine: running.
         users: open turns; a model in use is never unloaded.
         used: monotonic seconds of the latest use.
+        watchers: of its requests.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Model:
     users: int = 0
     used: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
+    watchers: Watchers = field(default_factory=Watchers, repr=False)
 
     @property
     def tokenizer(self) -> Any:

@@ -114,6 +114,13 @@ class ResponseFormat(Record):
     regex: str | None = None
 
 
+class Extension(BaseModel):
+    """What only this server knows of; a word that it does not know is refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    watch: bool | None = Field(None, description="Chunks with a member `polytoken`: progress, and a canvas settling.")
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
@@ -130,6 +137,7 @@ class ChatRequest(Sampled):
     enable_thinking: bool | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    polytoken: Extension | None = None
 
 
 class CompletionRequest(Sampled):

@@ -86,6 +86,10 @@ class Turn:
 
         return receive
 
+    def show(self, index: int, event: Event) -> None:
+        """Put something that was seen of a member among its events. For the owner thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, (self.members[index], event))
+
     @property
     def complete(self) -> bool:
         """Whether every member has its result."""

@@ -21,8 +21,9 @@ from conftest import Runner  # type: ignore[import-not-found]
 from rich.console import Console
 
 from polytoken.cli import main
-from polytoken.cli.watch import DOT, fit, paint, split_pieces, status
+from polytoken.cli.watch import DOT, fit, paint, status
 from polytoken.lanes.canvas.watch import CanvasFrame
+from polytoken.text.pieces import split_pieces
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

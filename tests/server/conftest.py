@@ -24,6 +24,15 @@ def tiny(tiny_path: Path) -> Iterator[Running]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def canvas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server over a random block-diffusion model of two layers with a canvas of 6."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "canvas_length": 6}
+    path = write_checkpoint(tmp_path_factory.mktemp("canvas"), "diffusion_gemma", config=layers).path
+    with Running({"canvas": polytoken.load(path)}) as server:
+        yield server
+
+
 @pytest.fixture
 def script() -> Script:
     return Script()
