@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,14 @@ def installed_version(package: str) -> str | None:
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Versions by distribution, in the order given, of those that are installed."""
     return {package: found for package in packages if (found := installed_version(package)) is not None}
+
+
+def resident_bytes() -> int | None:
+    """Bytes of memory that this process has now, pages of files included; None where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def first_processor() -> dict[str, str]:

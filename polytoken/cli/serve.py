@@ -48,6 +48,14 @@ def serve(
         list[str] | None,
         _option("Key that clients must show. Repeatable.", envvar="POLYTOKEN_API_KEY", show_envvar=True),
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        _option(
+            "Key for /admin alone (default: the API key; without any, this machine only).",
+            envvar="POLYTOKEN_ADMIN_KEY",
+            show_envvar=True,
+        ),
+    ] = None,
     cors_origin: Annotated[list[str] | None, _option("Web origin that may call; * for all. Repeatable.")] = None,
     allowed_host: Annotated[list[str] | None, _option("Further name of a loopback server. Repeatable.")] = None,
     max_body_mib: Annotated[float, _option("Largest request body, in MiB.")] = 8.0,
@@ -100,8 +108,8 @@ def serve(
     from polytoken.server.settings import ServerSettings  # noqa: PLC0415
 
     settings = ServerSettings(
-        host=host, port=port, api_keys=tuple(api_key or ()), cors_origins=tuple(cors_origin or ()),
-        allowed_hosts=tuple(allowed_host or ()), max_body_mib=max_body_mib, max_context=max_context,
+        host=host, port=port, api_keys=tuple(api_key or ()), admin_keys=tuple(admin_key or ()),
+        cors_origins=tuple(cors_origin or ()), allowed_hosts=tuple(allowed_host or ()), max_body_mib=max_body_mib, max_context=max_context,
         max_new_tokens=max_new_tokens, max_choices=max_choices, rate_limit=rate_limit,
         request_timeout=request_timeout, keep_alive=keep_alive, drain_seconds=drain_seconds, max_loaded=max_loaded,
         access_log=access_log,

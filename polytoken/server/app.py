@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from polytoken.server import admin, info, pages
+from polytoken.server import admin, admin_sessions, info, pages
 from polytoken.server.chat import chat_completions
 from polytoken.server.completions import completions
 from polytoken.server.errors import ApiError
@@ -37,10 +37,23 @@ ROUTES = (
     Route("/v1/messages", messages, methods=["POST"]),
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/embeddings", info.embeddings, methods=["POST"]),
     Route("/admin/requests", admin.requests, methods=["GET"]),
     Route("/admin/requests/{id}/cancel", admin.cancel, methods=["POST"]),
     Route("/admin/statistics", admin.statistics, methods=["GET"]),
-    Route("/v1/embeddings", info.embeddings, methods=["POST"]),
+    Route("/admin/models", admin.models, methods=["GET"]),
+    Route("/admin/models/{name:path}/load", admin.load, methods=["POST"]),
+    Route("/admin/models/{name:path}/unload", admin.unload, methods=["POST"]),
+    Route("/admin/models/{name:path}/reload", admin.reload, methods=["POST"]),
+    Route("/admin/sessions", admin_sessions.sessions, methods=["GET"]),
+    Route("/admin/sessions", admin_sessions.clear_all, methods=["DELETE"]),
+    Route("/admin/sessions/{name:path}/fork", admin_sessions.fork, methods=["POST"]),
+    Route("/admin/sessions/{name:path}/snapshot", admin_sessions.snapshot, methods=["POST"]),
+    Route("/admin/sessions/{name:path}/restore", admin_sessions.restore, methods=["POST"]),
+    Route("/admin/sessions/{name:path}", admin_sessions.session, methods=["GET"]),
+    Route("/admin/sessions/{name:path}", admin_sessions.clear, methods=["DELETE"]),
+    Route("/admin/snapshots", admin_sessions.snapshots, methods=["GET"]),
+    Route("/admin/snapshots/{name:path}", admin_sessions.drop_snapshot, methods=["DELETE"]),
 )
 
 

@@ -25,7 +25,13 @@ _CODES: Final = {
     "not_enough_memory": "insufficient_memory",
     "internal": "internal_error",
 }
-_STATUS: Final = {"not_enough_memory": 507, "queue_full": 429}
+_STATUS: Final = {
+    "not_enough_memory": 507,
+    "queue_full": 429,
+    "unknown_session": 404,
+    "unknown_snapshot": 404,
+    "session_exists": 409,
+}
 # The engine's own words for what clients call otherwise.
 _PARAMS: Final = {"max_new_tokens": "max_tokens", "token_ids": "prompt", "raw_prompt": "prompt"}
 

@@ -52,7 +52,7 @@ class Guard:
                 await JsonResponse({}, headers=_preflight(headers))(scope, receive, watched)
                 return
             if scope["path"] not in OPEN_PATHS and not scope["path"].startswith("/static/"):
-                client = check_key(headers, settings.api_keys) or str((scope.get("client") or ("",))[0])
+                client = check_key(headers, settings.keys_for(scope["path"])) or str((scope.get("client") or ("",))[0])
                 self._rates.check(client)
             await self.app(scope, receive, watched)
         except ApiError as error:
@@ -182,7 +182,7 @@ def _cors(headers: Headers, settings: ServerSettings) -> dict[str, str]:
 
 def _preflight(headers: Headers) -> dict[str, Any]:
     return {
-        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
         "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
         "Access-Control-Max-Age": "600",
     }

@@ -26,6 +26,7 @@ async def health(request: HttpRequest) -> Response:
         "settings": {
             "host": settings.host,
             "api_key": bool(settings.api_keys),
+            "admin_key": bool(settings.admin_keys),
             "cors_origins": list(settings.cors_origins),
             "max_body_mib": settings.max_body_mib,
             "max_context": settings.max_context,

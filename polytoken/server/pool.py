@@ -19,6 +19,7 @@ from polytoken.server.watch import Watchers
 
 _LOG = logging.getLogger(__name__)
 SPARE: Final = 1.15  # a model needs its weights and some more: caches, buffers
+Files = frozenset[tuple[str, int, int]]
 
 
 @dataclass(eq=False)
@@ -31,6 +32,7 @@ class Model:
         users: open turns; a model in use is never unloaded.
         used: monotonic seconds of the latest use.
         watchers: of its requests.
+        files: sizes and times of its files when it was loaded.
     """
 
     name: str
@@ -39,6 +41,10 @@ class Model:
     used: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     watchers: Watchers = field(default_factory=Watchers, repr=False)
+    files: Files = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.files = files_of(self.engine.loaded.checkpoint)
 
     @property
     def tokenizer(self) -> Any:
@@ -52,6 +58,11 @@ class Model:
     def max_positions(self) -> int:
         """Longest prompt and answer together, in tokens."""
         return int(self.engine.loaded.extra.get("max_positions") or (1 << 31))
+
+    @property
+    def changed_on_disk(self) -> bool:
+        """Whether its files are others than those it was loaded from."""
+        return files_of(self.engine.loaded.checkpoint) != self.files
 
     def hold(self) -> None:
         """Keep it in memory until `release`."""
@@ -115,11 +126,7 @@ class ModelPool:
                 wrong with the checkpoint.
         """
         chosen = name or self.names[0]
-        if chosen not in self.options:
-            offered = ", ".join(self.names)
-            raise ApiError(
-                404, f"the model {name!r} does not exist; offered: {offered}", code="model_not_found", param="model"
-            )
+        self.check_name(chosen)
         model = self.loaded.get(chosen)
         if model is None:
             async with self._lock:  # one load at a time
@@ -158,6 +165,48 @@ class ModelPool:
         _LOG.info("unloading %s: %s", oldest.name, why)
         await self.unload(oldest)
 
+    def check_name(self, name: str) -> None:
+        """Refuse a model that is not offered.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name not in self.options:
+            offered = ", ".join(self.names)
+            text = f"the model {name!r} does not exist; offered: {offered}"
+            raise ApiError(404, text, code="model_not_found", param="model")
+
+    async def ready(self, name: str) -> None:
+        """Have the model in memory. Errors as in `_get`."""
+        async with self.use(name):
+            pass
+
+    async def unload_idle(self, name: str) -> None:
+        """Take a model out of memory, if it is there.
+
+        Raises:
+            ApiError: 404 for an unknown name, 409 while it is in use.
+        """
+        self.check_name(name)
+        async with self._lock:
+            await self._unload_named(name)
+
+    async def reload(self, name: str) -> None:
+        """Load the model anew. Errors as in `unload_idle` and `_get`; after one of a load it is not in memory."""
+        self.check_name(name)
+        async with self._lock:
+            await self._unload_named(name)
+            await self._load(name)
+
+    async def _unload_named(self, name: str) -> None:
+        model = self.loaded.get(name)
+        if model is None:
+            return
+        if model.users:
+            text = f"the model {name!r} is in use by {model.users} request{'s' * (model.users > 1)}"
+            raise ApiError(409, text, code="model_in_use", param="model")
+        await self.unload(model)
+
     async def unload(self, model: Model) -> None:
         """Take a model out of memory; its open requests are finished first."""
         del self.loaded[model.name]
@@ -169,6 +218,16 @@ class ModelPool:
         for model in list(self.loaded.values()):
             del self.loaded[model.name]
             await asyncio.to_thread(model.engine.close)
+
+
+def files_of(checkpoint: str) -> Files:
+    """Name, bytes and time of change of a checkpoint's files; empty for what is no folder or file."""
+    path = Path(checkpoint).expanduser()
+    try:
+        found = [file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
+        return frozenset((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in found)
+    except OSError:
+        return frozenset()
 
 
 def weight_bytes(model: str) -> int:

@@ -18,6 +18,7 @@ class ServerSettings:
     Attributes:
         host, port: where it listens; port 0 takes a free one.
         api_keys: accepted keys, empty for none needed.
+        admin_keys: keys for /admin, which open everything else too; empty for the accepted ones.
         cors_origins: web origins that may call from a browser, `*` for all; empty for none.
         allowed_hosts: names beside the loopback ones under which a loopback server may be called.
         max_body_mib: largest request body, in MiB.
@@ -38,6 +39,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_body_mib: float = 8.0
@@ -66,8 +68,16 @@ class ServerSettings:
         if self.rate_limit < 0 or self.drain_seconds < 0:
             flag = "--rate-limit" if self.rate_limit < 0 else "--drain-seconds"
             raise UsageError(f"{flag} must be 0 or more", field=flag)
-        if any(not key.strip() for key in self.api_keys):
-            raise UsageError("--api-key must not be blank", field="--api-key")
+        for name in ("api_keys", "admin_keys"):
+            if any(not key.strip() for key in getattr(self, name)):
+                flag = "--" + name.replace("_", "-").removesuffix("s")
+                raise UsageError(f"{flag} must not be blank", field=flag)
+
+    def keys_for(self, path: str) -> tuple[str, ...]:
+        """Keys that open this path; none: it needs no key."""
+        if path.startswith("/admin"):
+            return self.admin_keys or self.api_keys
+        return self.api_keys and self.api_keys + self.admin_keys
 
     @property
     def loopback(self) -> bool:

@@ -91,6 +91,11 @@ class Turn:
         self._loop.call_soon_threadsafe(self._events.put_nowait, (self.members[index], event))
 
     @property
+    def call_id(self) -> str:
+        """What clients know the call by: `x-request-id`."""
+        return self.members[0].request.request_id.rpartition("-")[0]
+
+    @property
     def complete(self) -> bool:
         """Whether every member has its result."""
         return all(member.result is not None for member in self.members)

@@ -1,7 +1,7 @@
 """Watching an answer come into being: how far its prompt is, what every step gave, and a canvas settling.
 
 A chat that says `"polytoken": {"watch": true}` gets, among its chunks, some with an empty delta and a member
-`polytoken`. A lane has one observer of each kind: while somebody watches, `Watchers` is it and tells the requests apart.
+`polytoken`. A lane has one observer of each kind: while somebody watches it is `Watchers`, which tells requests apart.
 The engine never waits for a spectator; of the frames that a slow one has not read yet, it gets the newest.
 """
 

@@ -25,12 +25,20 @@ class Running:
 
     Args:
         engines: started engines by model name; they are closed with the server.
+        open_engine: loads one that was unloaded; without it none may be loaded.
         settings: words of `ServerSettings`.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], **settings: Any) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        *,
+        open_engine: Callable[[EngineOptions], Engine] | None = None,
+        **settings: Any,
+    ) -> None:
         self.settings = ServerSettings(port=0, access_log=False, **settings)
         self._engines = engines
+        self._open_engine = open_engine or _no_load
         self._door = open_socket(self.settings)
         self.port: int = self._door.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -52,7 +60,7 @@ class Running:
 
     async def _main(self) -> None:
         options = {name: EngineOptions(model=name) for name in self._engines}
-        pool = ModelPool(options, _no_load, max_loaded=len(options))
+        pool = ModelPool(options, self._open_engine, max_loaded=len(options))
         for name, engine in self._engines.items():
             pool.adopt(name, engine)
         app = make_app(pool, self.settings)

@@ -1,4 +1,4 @@
-"""`"polytoken": {"watch": true}`: progress beside the chunks of a chat, and a canvas settling; nothing unless asked for."""
+"""`"polytoken": {"watch": true}`: progress beside the chunks of a chat, and a canvas settling, for those who ask."""
 
 from __future__ import annotations
 
