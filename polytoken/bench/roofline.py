@@ -19,6 +19,8 @@ from polytoken.kernels import products
 
 _GPU_BYTES = 1 << 30
 _CPU_BYTES = 256 << 20
+_BURST_SECONDS = 0.5
+_BESIDE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Bandwidth:
     method: str
 
 
-def read_bandwidth(*, seconds: float = 0.5) -> Bandwidth:
+def read_bandwidth(*, seconds: float | None = None) -> Bandwidth:
     """Measure the read bandwidth of the default device; on the CPU with one thread, as the default engine runs."""
+    seconds = _BURST_SECONDS if seconds is None else seconds
     if mx.default_device() == mx.gpu:
         return _device_bandwidth(_GPU_BYTES, seconds)
     try:
@@ -45,8 +48,9 @@ def read_bandwidth(*, seconds: float = 0.5) -> Bandwidth:
     return Bandwidth(extension.read_bandwidth(_CPU_BYTES, seconds), "streaming loads, one thread")
 
 
-def sustained_bandwidth(*, seconds: float = 0.2) -> Bandwidth:
+def sustained_bandwidth(*, seconds: float | None = None) -> Bandwidth:
     """Read bandwidth as a run beside this moment has it: a mean on the CPU, where other programs take their part."""
+    seconds = _BESIDE_SECONDS if seconds is None else seconds
     if mx.default_device() == mx.gpu:
         return _device_bandwidth(_GPU_BYTES, seconds)
     try:

@@ -28,6 +28,8 @@ from polytoken.bench.sample import Sample, Variant
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.events import RuntimeLoaded
 
+_PRODUCT_SIZE = 1024
+_PRODUCT_SECONDS = 0.3
 _PLANS = {"ar": plan_ar, "mtp": plan_mtp, "canvas": plan_canvas}
 
 
@@ -103,12 +105,12 @@ def _take_turns(
 
 
 def _product_rate(dtype: str) -> float:
-    """GFLOP/s of a square product of 1,024 in the compute dtype."""
-    size = 1024
+    """GFLOP/s of a large square product in the compute dtype."""
+    size = _PRODUCT_SIZE
     kind = getattr(mx, dtype, mx.float32)
     left, right = (mx.random.normal((size, size)).astype(kind) for _ in range(2))
     mx.eval(left, right)
-    return 2 * size**3 / best_seconds(lambda: left @ right, seconds=0.3) / 1e9
+    return 2 * size**3 / best_seconds(lambda: left @ right, seconds=_PRODUCT_SECONDS) / 1e9
 
 
 def _measure_all(

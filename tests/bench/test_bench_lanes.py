@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from short_probes import shorten_probes  # type: ignore[import-not-found]
 
 from polytoken.assembly import EngineOptions
 from polytoken.bench.options import BenchOptions
@@ -23,6 +24,11 @@ from polytoken.testkit.tiny import write_checkpoint
 
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 SIZE = {"prompt_tokens": 20, "new_tokens": 14, "rounds": 2}
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_probes(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session")

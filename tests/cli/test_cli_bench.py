@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from conftest import Runner  # type: ignore[import-not-found]
+from short_probes import shorten_probes  # type: ignore[import-not-found]
 
 
-def test_a_report(polytoken: Runner, tiny: str, tmp_path: Path) -> None:
+def test_a_report(polytoken: Runner, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_probes(monkeypatch.setattr)
     path = tmp_path / "report.json"
     size = ("--prompt-tokens", "20", "--new-tokens", "4", "--rounds", "1")
     outcome = polytoken("bench", "--model", tiny, *size, "--json", "--output", str(path))

@@ -49,6 +49,10 @@ MANY = """
 import faulthandler, io, json, os, sys, tempfile
 from polytoken.cli import main
 
+sys.path.append({tests})
+from short_probes import shorten_probes
+shorten_probes()
+
 def stream(number, mode):
     return io.TextIOWrapper(open(number, mode, closefd=False), encoding="utf-8")
 
@@ -76,7 +80,7 @@ for kind, words in json.load(sys.stdin):
 json.dump(ends, report)
 report.flush()
 os._exit(0)
-""".replace("{patience}", str(PATIENCE - 30))
+""".replace("{patience}", str(PATIENCE - 30)).replace("{tests}", repr(str(Path(__file__).parents[1])))
 
 
 @pytest.fixture(scope="module")
