@@ -1,16 +1,21 @@
-"""Chats that are kept under a name, through processes of their own."""
+"""Chats that are kept under a name, over restarts of the command."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polytoken.cli import main
 from polytoken.cli.chat_files import SavedConversation, read_conversation, write_conversation
 from polytoken.cli.conversation import Conversation
 from polytoken.errors import UsageError
@@ -46,27 +51,47 @@ def written(folder: Path, template: str) -> str:
     return str(path)
 
 
-def chat(model: str, *arguments: str, stdin: str, home: Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "polytoken.cli",
-        "chat",
-        "--model",
-        model,
-        "--max-new-tokens",
-        "12",
-        "--lane",
-        "ar",
-    ]
-    return subprocess.run(
-        [*command, "--verbose", *arguments],
+@dataclass(frozen=True)
+class Finished:
+    """What one command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(model: str, *arguments: str) -> list[str]:
+    return ["chat", "--model", model, "--max-new-tokens", "12", "--lane", "ar", "--verbose", *arguments]
+
+
+def chat(model: str, *arguments: str, stdin: str, home: Path) -> Finished:
+    """One chat in this process, which has paid for its imports; the model is loaded anew."""
+    buffers = [io.BytesIO(text.encode()) for text in (stdin, "", "")]
+    streams = [io.TextIOWrapper(buffer, "utf-8") for buffer in buffers]  # each closes its buffer when it is dropped
+    log = logging.getLogger("polytoken")
+    before = log.handlers, log.propagate, warnings.showwarning
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            patch.setattr(sys, name, stream)
+        status = main(command(model, *arguments))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out, err = (buffer.getvalue().decode() for buffer in buffers[1:])
+    log.handlers, log.propagate, warnings.showwarning = before
+    return Finished(status, out, err)
+
+
+def chat_in_a_process(model: str, *arguments: str, stdin: str, home: Path) -> Finished:
+    done = subprocess.run(
+        [sys.executable, "-m", "polytoken.cli", *command(model, *arguments)],
         input=stdin, capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "XDG_CACHE_HOME": str(home)},
     )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
-def cached(finished: subprocess.CompletedProcess[str]) -> list[int]:
+def cached(finished: Finished) -> list[int]:
     """Cached tokens of each turn, as the closing lines tell."""
     lines = [line for line in finished.stderr.splitlines() if "tokens/forward" in line]
     return [int(line.rsplit(", ", 1)[1].split()[0]) if line.endswith("cached") else 0 for line in lines]
@@ -82,14 +107,14 @@ def test_e15_a_chat_is_resumed_and_computes_only_what_is_new(thinker: str, tmp_p
     """Reasoning that the template strips stays in the cache, also over a restart: everything committed is reused."""
     folder = tmp_path / "states"
     ask = ("--session", "work", "--session-dir", str(folder))
-    first = chat(thinker, *ask, stdin="hello\nagain\n", home=tmp_path)
+    first = chat_in_a_process(thinker, *ask, stdin="hello\nagain\n", home=tmp_path)
     assert (first.returncode, "Traceback" in first.stderr) == (0, False), first.stderr
     file = folder / "conversations" / "work.json"
     record = saved(file)
     stops = [turn["stop"] for turn in record["stream"]["turns"]]
     assert len(stops) == 2
     assert cached(first) == [0, stops[0]]
-    second = chat(thinker, *ask, stdin="and now?\n", home=tmp_path)
+    second = chat_in_a_process(thinker, *ask, stdin="and now?\n", home=tmp_path)
     assert second.returncode == 0, second.stderr
     assert "4 messages resumed" in second.stderr
     assert cached(second) == [stops[1]]
@@ -99,7 +124,7 @@ def test_e15_a_chat_is_resumed_and_computes_only_what_is_new(thinker: str, tmp_p
 
 
 def test_a_resumed_chat_answers_as_one_that_went_on(talker: str, tmp_path: Path) -> None:
-    """Two processes give, to the letter, what one process gives; without a session folder the words are kept alone."""
+    """Two loads give, to the letter, what one load gives; without a session folder the words are kept alone."""
     whole = chat(talker, "--session", "one", stdin="hello\nmore\n", home=tmp_path)
     assert whole.returncode == 0, whole.stderr
     chat(talker, "--session", "two", stdin="hello\n", home=tmp_path)
