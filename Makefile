@@ -40,7 +40,7 @@ JOBS ?= 2
 MODEL ?= smollm2-135m
 PROMPT ?= Explain in three sentences why the sky is blue.
 TESTS ?= tests
-SOURCES := $(shell find polytoken/kernels -name '*.[ch]' -o -name '*.cpp' -o -name '*.inc' 2>/dev/null)
+SOURCES := $(shell find polytoken/kernels polytoken/oracle/canary -name '*.[ch]' -o -name '*.cpp' -o -name '*.inc' 2>/dev/null)
 
 .PHONY: help demo test check lint types imports lock setup setup-dev model clean
 
@@ -74,7 +74,8 @@ lock:
 	$(PYTHON) requirements/lock.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info polytoken/kernels/_products*.so polytoken/kernels/_fused*.so
+	rm -rf $(VENV) build *.egg-info polytoken/kernels/_products*.so polytoken/kernels/_fused*.so \
+		polytoken/oracle/canary/_watchdog*.so
 
 setup: $(STAMPS)/project
 setup-dev: setup $(STAMPS)/dev

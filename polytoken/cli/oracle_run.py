@@ -93,7 +93,7 @@ def run(
         prefix_cache_mib=prefix_cache_mib, batch_size=1,
     )  # fmt: skip
     with open_output(output) as file, show_progress(verbose=False) as progress:
-        run_oracle(plan, options, Receipts(write, tell, file=file), progress=progress)
+        run_oracle(plan, options, Receipts(write, tell, file=file, descriptor=descriptor()), progress=progress)
 
 
 @contextmanager
@@ -118,3 +118,11 @@ def tell(line: str) -> None:
     """Progress, on stderr at once."""
     sys.stderr.write(line)
     sys.stderr.flush()
+
+
+def descriptor() -> int | None:
+    """Of standard error; None where that is no file."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

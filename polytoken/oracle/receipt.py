@@ -22,15 +22,20 @@ class Receipts:
         out: takes receipts, a line at a time.
         progress: takes progress records, a line at a time.
         file: also takes receipts; opened by the caller.
+        descriptor: behind `progress`, for last words that cannot wait for the interpreter; None where there is none.
 
     Attributes:
         phase: `startup`, `loading`, `prefill`, `decode` or `finishing`: what the engine is doing now.
         records: how many receipts were written.
+        on_phase: is told of every phase that is entered.
     """
 
-    def __init__(self, out: Write, progress: Write, *, file: TextIO | None = None) -> None:
-        self._out, self._progress, self._file = out, progress, file
+    def __init__(
+        self, out: Write, progress: Write, *, file: TextIO | None = None, descriptor: int | None = None
+    ) -> None:
+        self._out, self._progress, self._file, self.descriptor = out, progress, file, descriptor
         self.phase = "startup"
+        self.on_phase: Callable[[str], None] | None = None
         self.records = 0
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
@@ -40,6 +45,8 @@ class Receipts:
         now = time.monotonic()
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
         self.phase, self._since = phase, now
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def write(self, event: str, **fields: Any) -> None:
         """One receipt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +51,7 @@ def run_oracle(plan: Plan, options: EngineOptions, receipts: Receipts, *, progre
         if prompt != source.prompts[0]:
             raise UsageError("--readme: the prompt differs from the source's first", field="--readme")
     probe = choose_probe(plan.canary, plan.canary_library, device=_device(options.device))
-    with Canary(probe, receipts):
+    with nullcontext() if probe is None else closing(probe), Canary(probe, receipts):
         try:
             write_start(receipts, mode="chat" if plan.chat else plan.mode, lane=plan.lane, options=options)
             _write_prompt(receipts, prompt, source)

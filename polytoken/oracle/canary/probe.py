@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Final
 from polytoken.errors import UsageError
 
 ENTRY_POINT: Final = "ds4_gpu_canary_probe"
-_START_SECONDS: Final = 60.0  # a process that imports MLX and compiles a kernel
+START_SECONDS: Final = 60.0  # for a first probe: a driver starts, or a process imports MLX and compiles a kernel
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,31 @@ class Probe(ABC):
 
     Attributes:
         name: what receipts call it.
+        address: of a C function that does the same as a call, without the interpreter; 0 for none.
+        descriptors: of a process that does: one that takes an empty line, one that gives two counts of nanoseconds.
     """
 
     name: str
+    address: int = 0
+    descriptors: tuple[int, int] | None = None
 
     @abstractmethod
     def __call__(self) -> Sample: ...
+
+    def start(self, *, flag: str, seconds: float = START_SECONDS) -> None:
+        """A first probe, which may take longer than those that are watched.
+
+        Raises:
+            UsageError: it failed, or is not back in time.
+        """
+        answers: list[Sample] = []
+        thread = threading.Thread(target=lambda: answers.append(self()), name="polytoken-canary-start", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not answers:
+            raise UsageError(f"{flag}: the first probe is not back after {seconds:g} s", field=flag)
+        if not answers[0].ok:
+            raise UsageError(f"{flag}: the first probe failed: it cannot use the device", field=flag)
 
     def close(self) -> None:  # noqa: B027  # most hold nothing
         """Let go of what it holds."""
@@ -53,7 +72,7 @@ class NativeProbe(Probe):
     The call releases the interpreter, so a probe that hangs holds up nobody but its own thread.
 
     Raises:
-        UsageError: the library cannot be loaded, or lacks the entry point.
+        UsageError: the library cannot be loaded, lacks the entry point, or its first probe fails.
     """
 
     name = "native"
@@ -72,6 +91,8 @@ class NativeProbe(Probe):
         function.argtypes = [ctypes.POINTER(_Seconds)]
         function.restype = ctypes.c_int
         self._function = function
+        self.address = ctypes.cast(function, ctypes.c_void_p).value or 0
+        self.start(flag="--canary-library")
 
     def __call__(self) -> Sample:
         seconds = _Seconds()
@@ -90,34 +111,30 @@ class MlxProbe(Probe):
 
     def __init__(self, device: str = "gpu") -> None:
         command = [sys.executable, "-m", "polytoken.oracle.canary.mlx_process", device]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        if self._ask("ready") is None:
-            raise UsageError("--canary mlx: the probe's process cannot use the device", field="--canary")
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._ask, self._answer = self._process.stdin, self._process.stdout
+        self.descriptors = (self._ask.fileno(), self._answer.fileno())
+        try:
+            self.start(flag="--canary mlx")
+        except UsageError:
+            self.close()
+            raise
 
     def __call__(self) -> Sample:
-        answer = self._ask("probe")
-        if answer is None:
+        try:
+            self._ask.write(b"\n")
+            scheduled, completed = self._answer.readline().split()
+        except (OSError, ValueError):  # it died, or was closed while a probe was out
             return Sample(False, 0.0, 0.0)
-        return Sample(True, float(answer["scheduled_seconds"]), float(answer["completed_seconds"]))
+        return Sample(True, int(scheduled) / 1e9, int(completed) / 1e9)
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):  # a word that a dead process did not read
-                    stream.close()
-
-    def _ask(self, word: str) -> dict[str, float] | None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(word + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except (OSError, ValueError):  # it died, or was closed while a probe was out
-            return None
-        found: dict[str, float] | None = json.loads(line) if line.startswith("{") else None
-        return found
+        for stream in (self._ask, self._answer):
+            with suppress(OSError):  # a word that a dead process did not read
+                stream.close()
 
 
 def choose_probe(name: str, library: Path | None, *, device: str) -> Probe | None:
