@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from polytoken.backend import enable_products, select_device
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
@@ -17,34 +18,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SLOW = {
-    "test_a_bank_of_any_size_changes_nothing_but_work[gemma3_text]",
-    "test_a_full_queue_is_429_with_a_time_to_wait",
-    "test_a_hanging_probe_ends_the_process_with_86_within_2200_ms_while_it_generates",
-    "test_a_request_gets_the_same_alone_and_in_any_company[gemma3_text]",
-    "test_a_resumed_chat_answers_as_one_that_went_on",
-    "test_depths_beside_ar_and_the_peer[qwen3_next]",
-    "test_j02_memory_is_flat_over_many_steps",
-    "test_load_once_generate_often",
-    "test_memory_is_flat_over_many_tokens[gemma3_text]",
-    "test_other_ways_to_draft",
-    "test_packed_weights_serve_alone_and_in_company[modilify-4]",
-    "test_smollm2_is_of_one_law_with_mlx_lm",
-    "test_smollm2_runs_the_modes_of_a_model_without_a_head",
-    "test_survivors_say_what_they_say_alone_and_nothing_stays_open",
-}
-"""Tests that take many seconds, or need an idle machine: `pytest --slow` runs them too."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take many seconds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties that count their examples by this profile get three times as many with `--slow`."""
+    settings.register_profile("slow", max_examples=3 * settings.default.max_examples)
+    if config.getoption("--slow"):
+        settings.load_profile("slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--slow"):
         return
     for item in items:
-        if item.name in SLOW:
+        if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
 
 

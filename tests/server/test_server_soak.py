@@ -1,4 +1,4 @@
-"""Ten seconds of many streams with random disconnects; `benchmarks/server_soak.py` does it for longer."""
+"""Seconds of many streams with random disconnects; `benchmarks/server_soak.py` does it for longer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from server_running import Running
 
 import polytoken
@@ -27,17 +28,20 @@ def load_script() -> Any:
     return module
 
 
-def test_survivors_say_what_they_say_alone_and_nothing_stays_open(tiny_path: Path) -> None:
+@pytest.mark.parametrize(("streams", "seconds"), [(6, 2), pytest.param(64, 10, marks=pytest.mark.slow)])
+def test_survivors_say_what_they_say_alone_and_nothing_stays_open(
+    tiny_path: Path, streams: int, seconds: float
+) -> None:
     """A23, A24: greedy and seeded streams beside each other, half of them left at a random place."""
     soak = load_script().soak
     with Running({"tiny": polytoken.load(tiny_path, batch_size=8)}) as server:
-        soak(server.url, streams=4, seconds=1, tokens=16)
+        soak(server.url, streams=4, seconds=seconds / 10, tokens=16)
         gc.collect()
         before = mx.get_active_memory()
-        outcome = soak(server.url, streams=64, seconds=10, tokens=16)
+        outcome = soak(server.url, streams=streams, seconds=seconds, tokens=16)
         assert outcome.wrong == []
-        assert outcome.finished > 20
-        assert outcome.left > 20
+        assert outcome.finished >= streams // 3
+        assert outcome.left >= streams // 3
         assert outcome.still_open == 0
         assert not server.state.turns
         assert mx.get_active_memory() <= before + (8 << 20)
