@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from polytoken.errors import PolytokenError
 from polytoken.oracle.prompts import FOLLOW_UPS, PING
+from polytoken.oracle.source import CHECKS
 
 Emit = Callable[..., None]
 """(event, **fields): takes a record."""
@@ -69,6 +70,11 @@ class EvalPlan:
     def prompts(self) -> list[str]:
         return [self.first, *self.follow_ups]
 
+    @property
+    def held_elsewhere(self) -> tuple[str, ...]:
+        """What means the same with another engine: its cache has frontiers of its own, and so have its draws."""
+        return ("prompt_tokens",) if self.temperature > 0 else ("prompt_tokens", "completion_tokens", "text")
+
 
 @dataclass(eq=False)
 class ChatClient:
@@ -116,6 +122,7 @@ class ChatClient:
             },
             bootstrap=plan.bootstrap,
             counts_end=own if plan.counts_end is None else plan.counts_end,
+            held=list(CHECKS if own else plan.held_elsewhere),
             settings={
                 "temperature": plan.temperature,
                 "top_p": plan.top_p,

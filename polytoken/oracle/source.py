@@ -17,6 +17,8 @@ from polytoken.request import SamplingParams
 
 TURNS: Final = 3
 CLOSE_THINK: Final = "</think>"
+CHECKS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens", "text")
+_SHOWN: Final = 40  # characters of two texts from where they part
 _FLAG: Final = "--source-run"
 
 
@@ -46,6 +48,8 @@ class SourceRun:
         warmup_result: how it ended.
         counts_end: whether its server counts the id that ends an answer.
         bootstrap: whether the server had encoded its template's head before the first request.
+        held: what of a turn is held to the source. Another engine has frontiers and draws of its own: `eval chat` says
+            which of `CHECKS` mean the same there.
     """
 
     prompts: tuple[str, ...]
@@ -60,6 +64,7 @@ class SourceRun:
     think: bool
     bootstrap: bool
     counts_end: bool
+    held: tuple[str, ...] = CHECKS
 
     def limit(self, prompt_tokens: int) -> int:
         """Tokens that a turn may have. Raises UsageError when the context has no room."""
@@ -70,15 +75,18 @@ class SourceRun:
 
     def check_turn(
         self, step: int, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, text: str
-    ) -> Record:
-        """Each thing that must agree, and whether it does."""
+    ) -> tuple[Record, Record]:
+        """Each thing that must agree and whether it does; and of those that do not, what is here and in the source."""
         turn = self.turns[step]
-        return {
-            "prompt_tokens": prompt_tokens == turn.prompt_tokens,
-            "cached_tokens": cached_tokens == turn.cached_tokens,
-            "completion_tokens": completion_tokens == turn.completion_tokens,
-            "text": text == turn.text,
+        pairs: dict[str, tuple[Any, Any]] = {
+            "prompt_tokens": (prompt_tokens, turn.prompt_tokens),
+            "cached_tokens": (cached_tokens, turn.cached_tokens),
+            "completion_tokens": (completion_tokens, turn.completion_tokens),
+            "text": (text, turn.text),
         }
+        held = {name: pairs[name] for name in self.held}
+        wrong = {name: _difference(here, there) for name, (here, there) in held.items() if here != there}
+        return {name: name not in wrong for name in held}, wrong
 
 
 def read_source(path: Path, *, mtp: bool, canary: bool) -> SourceRun:
@@ -113,18 +121,35 @@ def parse_source(records: Sequence[Record], *, mtp: bool, canary: bool) -> Sourc
             think=settings["reasoning"] != "off",
             bootstrap=bool(start.get("bootstrap", True)),
             counts_end=bool(start.get("counts_end", False)),
+            held=_held(start.get("held", CHECKS)),
         )
     except KeyError as missing:
         raise UsageError(f"{_FLAG}: the source has no {missing}", field=_FLAG) from None
+    except (TypeError, AttributeError):
+        raise UsageError(
+            f"{_FLAG}: a field of the source is of the wrong type", field=_FLAG
+        ) from None
 
 
-def require(checks: Mapping[str, bool], what: str) -> None:
-    """Raise MismatchError, naming what differs, unless all checks hold."""
+def require(checks: Mapping[str, bool], what: str, differences: Record | None = None) -> None:
+    """Raise MismatchError, naming what differs and how, unless all checks hold."""
     wrong = [name for name, holds in checks.items() if not holds]
-    if wrong:
-        raise MismatchError(
-            f"{what} differs from the source in {', '.join(wrong)}", code="source_mismatch", field=wrong[0]
-        )
+    if not wrong:
+        return
+    how = dict.fromkeys(wrong, "")
+    for name, found in (differences or {}).items():
+        at = f"from character {found['at']}: " if "at" in found else ""
+        how[name] = f" ({at}{found['here']!r} against {found['source']!r})"
+    text = ", ".join(name + how[name] for name in wrong)
+    raise MismatchError(f"{what} differs from the source in {text}", code="source_mismatch", field=wrong[0])
+
+
+def _difference(here: Any, there: Any) -> Record:
+    """What is here and in the source; of texts from where they part, and not much of it."""
+    if not isinstance(here, str):
+        return {"here": here, "source": there}
+    at = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
+    return {"at": at, "here": here[at : at + _SHOWN], "source": there[at : at + _SHOWN]}
 
 
 def _only(records: Sequence[Record], event: str) -> Record:
@@ -158,6 +183,16 @@ def _check(start: Record, results: Sequence[Record], warmup: Record, *, mtp: boo
     broken = [rule for rule, holds in rules.items() if not holds]
     if broken:
         raise UsageError(f"{_FLAG}: a source counts only where {broken[0]}", field=_FLAG)
+
+
+def _held(names: Sequence[str]) -> tuple[str, ...]:
+    wrong = [name for name in names if name not in CHECKS]
+    if wrong or "prompt_tokens" not in names:
+        raise UsageError(
+            f"{_FLAG}: held must name prompt_tokens and no other than {', '.join(CHECKS)}, not {list(names)}",
+            field=_FLAG,
+        )
+    return tuple(name for name in CHECKS if name in names)
 
 
 def _count(value: object) -> bool:

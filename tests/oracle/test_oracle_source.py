@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import end_soon
 from oracle_runs import run_plan
 
 from polytoken.cli import main
 from polytoken.errors import UsageError
 from polytoken.oracle.failures import MismatchError
 from polytoken.oracle.schema import violations
-from polytoken.oracle.source import parse_source, require
+from polytoken.oracle.source import CHECKS, parse_source, require
+from polytoken.testkit.tiny import write_checkpoint
 
 Records = list[dict[str, Any]]
 START: dict[str, Any] = {
@@ -65,12 +67,17 @@ def test_a_source_is_read_with_what_it_says() -> None:
     run = parse_source(source(), mtp=True, canary=True)
     assert run.prompts == ("a", "b", "c") and run.limit(350) == 50 and run.bootstrap and not run.counts_end
     assert run.turns[0].text == "notes</think>answer"
-    checks = run.check_turn(0, prompt_tokens=10, cached_tokens=0, completion_tokens=5, text="notes</think>answer")
-    assert all(checks.values())
-    require(checks, "turn 1")
-    wrong = run.check_turn(1, prompt_tokens=20, cached_tokens=16, completion_tokens=5, text="answer")
-    with pytest.raises(MismatchError, match="turn 2 differs from the source in cached_tokens, text") as caught:
-        require(wrong, "turn 2")
+    checks, differences = run.check_turn(
+        0, prompt_tokens=10, cached_tokens=0, completion_tokens=5, text="notes</think>answer"
+    )
+    assert list(checks) == list(CHECKS) and all(checks.values()) and differences == {}
+    require(checks, "turn 1", differences)
+    wrong, how = run.check_turn(1, prompt_tokens=20, cached_tokens=16, completion_tokens=5, text="notes</think>other")
+    said = (
+        r"turn 2 differs from the source in cached_tokens \(16 against 0\), text \(from character 13: 'other'"
+    )
+    with pytest.raises(MismatchError, match=said) as caught:
+        require(wrong, "turn 2", how)
     assert caught.value.exit_status == 3 and caught.value.code == "source_mismatch"
     with pytest.raises(UsageError, match="exhausts"):
         run.limit(400)
@@ -120,15 +127,31 @@ def test_an_incomplete_source_is_refused() -> None:
     del records[0]["settings"]["top_p"]
     with pytest.raises(UsageError, match="top_p"):
         parse_source(records, mtp=True, canary=True)
+    records = source()
+    records[0]["settings"] = [1]
+    with pytest.raises(UsageError, match="wrong type"):
+        parse_source(records, mtp=True, canary=True)
+
+
+def test_another_engines_source_is_held_to_what_means_the_same_there() -> None:
+    records = source()
+    records[0]["held"] = ["prompt_tokens", "text"]
+    run = parse_source(records, mtp=True, canary=True)
+    checks, _ = run.check_turn(0, prompt_tokens=10, cached_tokens=7, completion_tokens=9, text="notes</think>answer")
+    assert checks == {"prompt_tokens": True, "text": True}
+    for held in (["text"], ["prompt_tokens", "speed"]):
+        records[0]["held"] = held
+        with pytest.raises(UsageError, match="held"):
+            parse_source(records, mtp=True, canary=True)
 
 
 @contextmanager
-def serving(model: str, *words: str) -> Iterator[str]:
-    """Our own server with one model; its address."""
+def serving(*words: str) -> Iterator[str]:
+    """A server of any kind, a module of Python and its arguments; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "polytoken.cli", "serve", "--model", f"tiny={model}", "--port", str(port), *words]
+    command = [sys.executable, "-m", *words, "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -145,12 +168,13 @@ def serving(model: str, *words: str) -> Iterator[str]:
         process.wait(30)
 
 
-@pytest.mark.parametrize("lane", ["mtp", "ar"])
+@pytest.mark.parametrize("lane", ["mtp", pytest.param("ar", marks=pytest.mark.slow)])
 def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
     lane: str, hybrid: str, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "source.jsonl"
-    with serving(hybrid, "--lane", lane, "--prefill-chunk-size", "16") as url:
+    server = ["--model", f"tiny={hybrid}", "--lane", lane, "--prefill-chunk-size", "16"]
+    with serving("polytoken.cli", "serve", *server) as url:
         words = ["eval", "chat", "--url", url, "--model", "tiny", "--readme", str(text_file), "--prefill-chunk", "16"]
         assert main([*words, "--warmup-tokens", "4", "--seed", "3", "--output", str(record)]) == 0
     events = [json.loads(line)["event"] for line in record.read_text().splitlines()]
@@ -162,6 +186,7 @@ def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
     assert violations(ran.records) == []
     matches = ran.of("chat_source_match")
     assert len(matches) == 3 and all(all(match["checks"].values()) for match in matches)
+    assert matches[2]["checks"].keys() == set(CHECKS)
     # The same record with one token more is not this engine's.
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     lines[3]["tokens"]["completion"] += 1
@@ -169,6 +194,34 @@ def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
     ran = run_plan(hybrid, **plan, source_run=record, check=False)
     assert isinstance(ran.error, MismatchError) and ran.error.field == "completion_tokens"
     assert ran.records[-1]["exit_status"] == 3
+
+
+def chat_with_mlx_lm(model: Path, readme: Path, record: Path, *words: str) -> int:
+    """The status of `eval chat` against `mlx_lm.server`, as the documentation has it."""
+    with serving("mlx_lm", "server", "--model", str(model)) as url:
+        command = ["eval", "chat", "--url", url, "--model", "default_model", "--readme", str(readme), "--counts-end"]
+        return main([*command, *words, "--output", str(record)])
+
+
+def reproduce(model: str, readme: Path, record: Path) -> list[dict[str, bool]]:
+    """What of every turn agrees when the AR lane runs the record's chat."""
+    plan: dict[str, Any] = {"mode": "ar", "chat": True, "readme": readme, "server_defaults": True}
+    ran = run_plan(model, **plan, source_run=record)
+    assert violations(ran.records) == []
+    return [match["checks"] for match in ran.of("chat_source_match")]
+
+
+def test_a_chat_with_mlx_lm_is_held_to_what_it_can_give(tmp_path: Path) -> None:
+    """Greedy: prompts, counts and texts agree. Its cache has frontiers of its own, which are not ours to prove."""
+    config = {"max_position_embeddings": 4096}
+    made = write_checkpoint(tmp_path / "model", "qwen3", seed=1, config=config).path
+    model, readme, record = end_soon(made, 150), tmp_path / "readme", tmp_path / "source.jsonl"
+    readme.write_text("harbour\n")
+    assert chat_with_mlx_lm(made, readme, record, "--temperature", "0", "--warmup-tokens", "4") == 0
+    start, *_, last = [json.loads(line) for line in record.read_text().splitlines()]
+    assert start["held"] == ["prompt_tokens", "completion_tokens", "text"] and start["server"] is None
+    assert last["tokens"]["cached"] > 0
+    assert reproduce(model, readme, record) == [dict.fromkeys(start["held"], True)] * 3
 
 
 def test_no_server_is_one_line(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

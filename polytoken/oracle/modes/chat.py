@@ -75,7 +75,7 @@ class Chat:
                 behind = served.tokens[-1]
                 ids = (*ids, *served.tokens, *self._turns.suffix(follow_ups[step], behind=behind))
             else:  # as the client wrote it, and the server encoded it
-                messages += [self._answer(served), {"role": "user", "content": follow_ups[step]}]
+                messages += [self._answer(self.source, step, served), {"role": "user", "content": follow_ups[step]}]
                 ids = self._encode(messages)
         self.receipts.write("chat_end", turns=TURNS)
 
@@ -100,7 +100,8 @@ class Chat:
             take=self._report("chat_tokens", step=step),
         )
         natural = served.finish_reason == "stop"
-        if not natural and self.limit is None:
+        own_draws = self.source is None or "text" in self.source.held
+        if not natural and self.limit is None and own_draws:
             raise MismatchError(
                 f"turn {step} did not end by itself within {len(served.tokens)} tokens", code="no_natural_end"
             )
@@ -144,15 +145,15 @@ class Chat:
 
     def _match(self, source: SourceRun, step: int, ids: Ids, served: Served) -> None:
         reasoning, content = self._split(served)
-        checks = source.check_turn(
+        checks, differences = source.check_turn(
             step,
             prompt_tokens=len(ids),
             cached_tokens=served.row.cached_tokens,
             completion_tokens=self._completion_count(served),
             text=content if reasoning is None else f"{reasoning}</think>{content}",
         )
-        self.receipts.write("chat_source_match", step=step, checks=checks)
-        require(checks, f"turn {step + 1}")
+        self.receipts.write("chat_source_match", step=step, checks=checks, differences=differences)
+        require(checks, f"turn {step + 1}", differences)
 
     def _warm_up(self, source: SourceRun) -> None:
         """What the source's server did before the first turn."""
@@ -190,7 +191,8 @@ class Chat:
             "finish_reason": served.finish_reason == expected["finish_reason"],
             "completion_tokens": self._completion_count(served) == expected["completion_tokens"],
         }
-        require(checks, "the warm-up")
+        held = (*source.held, *(["finish_reason"] if "text" in source.held else []))
+        require({name: holds for name, holds in checks.items() if name in held}, "the warm-up")
 
     def _bootstrap(self, source: SourceRun) -> Ids:
         """Encode and bank what the template writes before every first user turn; its ids."""
@@ -239,9 +241,10 @@ class Chat:
     def _encode(self, messages: list[dict[str, Any]]) -> Ids:
         return self.subject.encode_chat(messages, think=self.source is None or self.source.think)
 
-    def _answer(self, served: Served) -> dict[str, Any]:
+    def _answer(self, source: SourceRun, step: int, served: Served) -> dict[str, Any]:
         """The assistant's message, as the client of the source sends it back."""
-        return {"role": "assistant", "content": self._split(served)[1]}
+        own = "text" in source.held
+        return {"role": "assistant", "content": self._split(served)[1] if own else source.turns[step].content}
 
     def _split(self, served: Served) -> tuple[str | None, str]:
         return split_answer(self.subject.visible(served.tokens), opened=self._turns.opens_reasoning)

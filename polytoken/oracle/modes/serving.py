@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from polytoken.errors import UsageError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.base import Lane
 from polytoken.oracle.receipt import Receipts
@@ -61,7 +62,15 @@ def make_oracle_request(
     room: int,
     session: str | None = None,
 ) -> Request:
-    """A request for ids as they stand; without a limit it may fill the context."""
+    """A request for ids as they stand; without a limit it may fill the context.
+
+    Raises:
+        UsageError: the prompt leaves no room in the context.
+    """
+    if room <= 0:
+        raise UsageError(
+            f"{name}: a prompt of {len(ids)} tokens leaves no room in the model's context", field="--model"
+        )
     return Request(
         request_id=name,
         token_ids=tuple(ids),
