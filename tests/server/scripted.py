@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polytoken.cache.bank import StateBank
+from polytoken.cache.identity import StateIdentity
 from polytoken.checkpoint.tokenizer import load_tokenizer
 from polytoken.engine import Engine, Label, LoadedLane, SchedulerLimits
 from polytoken.events import RuntimeLoaded
@@ -63,6 +65,7 @@ class ScriptedLane(Lane[Line]):
 
     def __init__(self, script: Script, tokenizer: Any) -> None:
         self.script, self.tokenizer = script, tokenizer
+        self.bank = StateBank(0, identity=StateIdentity(checkpoint="scripted", lane=self.name, grid=1))
 
     def open(self, request: Request, ids: Sequence[int]) -> Line:
         request = fit_length(request, len(ids), max_positions=CONTEXT)

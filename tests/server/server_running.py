@@ -65,6 +65,7 @@ class Running:
             pool.adopt(name, engine)
         app = make_app(pool, self.settings)
         self.state: ServerState = app.state.server
+        self.app = app
         self.loop = asyncio.get_running_loop()
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
         self._server.capture_signals = _nothing  # type: ignore[method-assign, assignment]

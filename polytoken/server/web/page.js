@@ -1,176 +1,410 @@
-"use strict";
+// The page: one conversation at a time, and what the server says of itself beside it.
+
+import { Numbers, showMemory } from "./numbers.js";
+import { ask, setKey, stream } from "./server.js";
+import { Talks, newId } from "./talks.js";
+import { AnswerTurn, userTurn } from "./turn.js";
 
 const at = (id) => document.getElementById(id);
-let history = [];
-let session = crypto.randomUUID();
-let running = null;
+const talks = new Talks();
+const SETTINGS = "polytoken.settings";
+let talk = { id: newId(), messages: [] };
+let running = null; // the AbortController of the answer in progress
+let health = null;
+let models = null; // what /admin/models says, where it may be asked
 
-function headers() {
-  const key = at("key").value;
-  return { "Content-Type": "application/json", "x-session-id": session, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+// -- the answer --------------------------------------------------------------------------------------------------
+
+async function send(text) {
+  talk.messages.push({ role: "user", content: text });
+  at("empty").hidden = true;
+  at("talk").append(userTurn(text));
+  await answer();
 }
 
-function show(role) {
-  const turn = document.createElement("div");
-  turn.className = `turn ${role}`;
-  at("talk").append(turn);
-  return turn;
-}
-
-function scroll() {
-  const talk = at("talk");
-  if (talk.scrollHeight - talk.scrollTop - talk.clientHeight < 120) talk.scrollTop = talk.scrollHeight;
-}
-
-function tell(numbers) {
-  const list = at("numbers");
-  list.replaceChildren();
-  for (const [name, value] of Object.entries(numbers)) {
-    if (value === null || value === undefined) continue;
-    const term = document.createElement("dt");
-    const data = document.createElement("dd");
-    term.textContent = name;
-    data.textContent = typeof value === "number" ? Number(value.toFixed(2)).toLocaleString() : value;
-    list.append(term, data);
-  }
-}
-
-function drawDepths(timings) {
-  const box = at("depths");
-  box.replaceChildren();
-  const drafted = timings.drafted_by_depth || [];
-  drafted.forEach((count, depth) => {
-    const share = count ? timings.accepted_by_depth[depth] / count : 0;
-    const row = document.createElement("div");
-    row.className = "bar";
-    const bar = document.createElement("i");
-    bar.style.width = `${Math.round(share * 60)}%`;
-    row.append(`${depth + 1}`, bar, `${Math.round(share * 100)}%`);
-    box.append(row);
-  });
-}
-
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    rest += value;
-    const blocks = rest.split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const line = block.split("\n").find((item) => item.startsWith("data: "));
-      if (line && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-    }
-  }
-}
-
-async function answer(text) {
-  history.push({ role: "user", content: text });
-  show("user").textContent = text;
-  const turn = show("assistant");
-  const content = document.createElement("span");
-  let notes = null;
-  turn.append(content);
-  scroll();
-  const body = {
-    model: at("model").value || null, messages: history, stream: true, stream_options: { include_usage: true },
-    enable_thinking: at("think").checked, max_tokens: Number(at("limit").value) || null,
-    temperature: at("temperature").value === "" ? null : Number(at("temperature").value),
-  };
-  const started = performance.now();
-  let first = null;
-  let pieces = 0;
-  running = new AbortController();
-  at("send").textContent = "Stop";
+async function answer() {
+  const mine = talk;
+  const turn = new AnswerTurn();
+  at("talk").append(turn.element);
+  turn.drawn = follow;
+  follow(true);
+  const controller = (running = new AbortController());
+  drawSend();
+  at("talk").setAttribute("aria-busy", "true");
+  const numbers = new Numbers();
+  const again = () => retry(mine, turn);
   try {
-    const options = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal };
-    const response = await fetch("/v1/chat/completions", options);
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const chunk of events(response)) {
-      if (chunk.error) throw new Error(chunk.error.message);
-      const delta = chunk.choices.length ? chunk.choices[0].delta : {};
-      if (delta.reasoning_content) {
-        if (!notes) {
-          const fold = document.createElement("details");
-          const title = document.createElement("summary");
-          notes = document.createElement("span");
-          title.textContent = "reasoning";
-          fold.append(title, notes);
-          turn.prepend(fold);
-        }
-        notes.textContent += delta.reasoning_content;
+    let finish = "";
+    const options = { body: bodyOf(mine), headers: { "x-session-id": mine.id }, signal: controller.signal };
+    for await (const chunk of stream("/v1/chat/completions", options)) {
+      if (chunk.polytoken) watch(chunk.polytoken, turn, numbers);
+      if (chunk.usage) numbers.finish(chunk);
+      for (const choice of chunk.choices) {
+        const { reasoning_content: reasoning, content, tool_calls: calls } = choice.delta;
+        if (reasoning) turn.addReasoning(reasoning);
+        if (content) turn.addContent(content);
+        if (calls) turn.addCalls(calls);
+        finish = choice.finish_reason || finish;
       }
-      if (delta.content) content.textContent += delta.content;
-      if (delta.content || delta.reasoning_content) {
-        first = first ?? performance.now();
-        pieces += 1;
-        const seconds = (performance.now() - first) / 1000;
-        tell({ "first text, s": (first - started) / 1000, "pieces/s": seconds > 0.2 ? pieces / seconds : null });
-      }
-      if (chunk.usage) finish(chunk, first === null ? null : (first - started) / 1000);
-      scroll();
+      follow();
     }
-    history.push({ role: "assistant", content: content.textContent });
+    remember(mine, turn);
+    turn.finish({ note: finish === "length" ? "cut at the limit of tokens" : "", retry: again });
+    say(`The answer is complete: ${numbers.tokens} tokens.`);
   } catch (error) {
-    const stopped = error.name === "AbortError";
-    if (stopped && content.textContent) history.push({ role: "assistant", content: content.textContent });
-    else history.pop();
-    const note = document.createElement("div");
-    note.className = stopped ? "" : "error";
-    note.textContent = stopped ? "(stopped)" : error.message;
-    turn.append(note);
+    if (error.name === "AbortError") {
+      if (turn.content) remember(mine, turn);
+      turn.finish({ note: "stopped", retry: again });
+      say("Stopped.");
+    } else {
+      turn.finish({ error: error.message, retry: again });
+      if (error.status === 401) askForKey(error.message);
+      if (error.code === "unreachable" || error.code === "broken_stream") checkHealth();
+    }
   } finally {
-    running = null;
-    at("send").textContent = "Send";
+    if (running === controller) running = null;
+    at("talk").setAttribute("aria-busy", "false");
+    drawSend();
+    follow();
+    refresh();
   }
 }
 
-async function finish(chunk, wait) {
-  const { usage, timings } = chunk;
-  const numbers = {
-    "tokens/s": timings.predicted_per_second, "tokens/forward": timings.tokens_per_forward,
-    "first text, s": wait, "prompt tokens": usage.prompt_tokens,
-    "from cache": usage.prompt_tokens_details.cached_tokens, "new tokens": usage.completion_tokens,
-    reasoning: usage.completion_tokens_details.reasoning_tokens, forwards: timings.forwards,
-    "denoise steps": timings.denoise_steps, lane: timings.lane, ended: timings.stop_reason,
+function watch({ prompt, progress, canvas }, turn, numbers) {
+  if (prompt) turn.prompt(prompt);
+  if (progress) numbers.step(progress);
+  if (canvas) turn.showCanvas(canvas);
+}
+
+function remember(mine, turn) {
+  mine.messages.push({ role: "assistant", content: turn.content, reasoning: turn.reasoning || undefined });
+  talks.keep(mine);
+}
+
+/** Take back the latest answer of this conversation, if there is one, and ask again. */
+function retry(mine, turn) {
+  if (running || mine !== talk) return;
+  if (mine.messages.at(-1)?.role === "assistant") {
+    if (at("talk").lastElementChild !== turn.element) return; // only the latest can be taken back
+    mine.messages.pop();
+  }
+  turn.element.remove();
+  answer();
+}
+
+function bodyOf(mine) {
+  const given = settings();
+  const history = mine.messages.map(({ role, content }) => ({ role, content }));
+  const system = given.system ? [{ role: "system", content: given.system }] : [];
+  delete given.system;
+  return {
+    ...given, model: at("model").value || null, messages: [...system, ...history], stream: true,
+    stream_options: { include_usage: true }, polytoken: { watch: true },
   };
-  tell(numbers);
-  drawDepths(timings);
+}
+
+/** Keep the end in sight, unless the reader has scrolled away from it. */
+function follow(always = false) {
+  const box = at("talk");
+  if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 160) box.scrollTop = box.scrollHeight;
+}
+
+function say(text) {
+  at("spoken").textContent = text;
+}
+
+// -- settings ----------------------------------------------------------------------------------------------------
+
+function settings() {
+  const given = {};
+  for (const field of at("settings").elements) {
+    if (!field.name || field.closest("[hidden]")) continue;
+    if (field.type === "checkbox") given[field.name] = field.checked;
+    else if (field.value.trim()) given[field.name] = field.type === "number" ? Number(field.value) : field.value;
+  }
+  return given;
+}
+
+function loadSettings() {
+  let kept = {};
   try {
-    const statistics = await (await fetch("/admin/statistics", { headers: headers() })).json();
-    const mine = statistics[chunk.model] || {};
-    const mib = (bytes) => (bytes === undefined ? null : bytes / 1048576);
-    tell({ ...numbers, "cache, MiB": mib(mine.prefix_cache_bytes), "memory, MiB": mib(mine.mlx_active_memory_bytes),
-      "peak, MiB": mib(mine.mlx_peak_memory_bytes) });
-  } catch { /* the numbers of the answer are enough */ }
+    kept = JSON.parse(localStorage.getItem(SETTINGS) || "{}");
+  } catch { /* the defaults, then */ }
+  for (const field of at("settings").elements) {
+    if (!(field.name in kept)) continue;
+    if (field.type === "checkbox") field.checked = kept[field.name];
+    else field.value = kept[field.name];
+  }
+}
+
+function keepSettings() {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(settings()));
+  } catch { /* they hold for this visit */ }
+}
+
+// -- conversations -----------------------------------------------------------------------------------------------
+
+function drawTalks() {
+  talks.draw(at("talk-list"), talk.id, { open, fork, clear });
+  at("clear-all").hidden = !talks.entries().length;
+}
+
+function show(chosen) {
+  if (running) running.abort();
+  talk = chosen;
+  const box = at("talk");
+  box.replaceChildren(at("empty"));
+  at("empty").hidden = chosen.messages.length > 0;
+  for (const message of chosen.messages) {
+    if (message.role === "user") box.append(userTurn(textOf(message)));
+    if (message.role !== "assistant") continue;
+    const turn = new AnswerTurn();
+    const reasoning = message.reasoning || message.reasoning_content;
+    if (reasoning) {
+      turn.addReasoning(reasoning);
+      turn.started = null;
+      turn.title.textContent = "Reasoning";
+    }
+    turn.content = textOf(message);
+    turn.finish({ retry: message === chosen.messages.at(-1) ? () => retry(chosen, turn) : null });
+    box.append(turn.element);
+  }
+  new Numbers();
+  drawTalks();
+  closeDrawers();
+  follow(true);
+  at("text").focus();
+}
+
+function textOf(message) {
+  if (typeof message.content === "string") return message.content;
+  return (message.content || []).map((part) => part.text || "").join("");
+}
+
+/** One that this browser does not know is another client's: its messages are the server's, if it still has them. */
+async function open(entry) {
+  const mine = await messagesOf(entry);
+  if (mine) show(mine);
+}
+
+async function messagesOf(entry) {
+  const kept = talks.find(entry.id);
+  if (kept) return kept;
+  try {
+    const query = entry.session ? `?model=${encodeURIComponent(entry.session.model)}` : "";
+    const record = await ask(`/admin/sessions/${encodeURIComponent(entry.id)}${query}`);
+    if (!record.messages) {
+      tellTalks("The server has this conversation's tokens, but no longer its messages: it was restarted.");
+      return null;
+    }
+    return { id: entry.id, messages: record.messages.filter((message) => message.role !== "system") };
+  } catch (error) {
+    tellTalks(error.message);
+    return null;
+  }
+}
+
+async function fork(entry) {
+  const source = await messagesOf(entry);
+  if (!source) return;
+  const made = { id: newId(), messages: structuredClone(source.messages) };
+  try {
+    if (entry.session) await ask(`/admin/sessions/${encodeURIComponent(entry.id)}/fork?model=${encodeURIComponent(entry.session.model)}`, { method: "POST", body: { to: made.id } });
+  } catch (error) {
+    tellTalks(`Forked here only: ${error.message}`); // its first turn then finds the states by the text
+  }
+  talks.keep(made);
+  show(made);
+  refresh();
+}
+
+async function clear(entry) {
+  try {
+    if (entry.session) await ask(`/admin/sessions/${encodeURIComponent(entry.id)}?model=${encodeURIComponent(entry.session.model)}`, { method: "DELETE" });
+  } catch (error) {
+    if (error.status !== 404) {
+      tellTalks(error.message);
+      return;
+    }
+  }
+  talks.forget(entry.id);
+  if (entry.id === talk.id) show({ id: newId(), messages: [] });
+  refresh();
+}
+
+async function clearAll() {
+  if (!confirm("Forget all conversations in this browser, and all sessions and prompt states on the server, other clients' too?")) return;
+  talks.forgetAll();
+  show({ id: newId(), messages: [] });
+  try {
+    await ask("/admin/sessions", { method: "DELETE" });
+  } catch (error) {
+    tellTalks(error.message);
+  }
+  refresh();
+}
+
+function tellTalks(text) {
+  at("talk-note").textContent = text;
+  at("talk-note").setAttribute("role", "status");
+}
+
+// -- what the server says of itself --------------------------------------------------------------------------------
+
+async function refresh() {
+  drawTalks();
+  try {
+    models = await ask("/admin/models");
+    at("memory-note").textContent = "";
+    showMemory(models, at("model").value, settle);
+    talks.served = (await ask("/admin/sessions")).data;
+    if (at("talk-note").getAttribute("role") !== "status") at("talk-note").textContent = "";
+  } catch (error) {
+    models = null;
+    talks.served = [];
+    at("memory").replaceChildren();
+    const refused = error.status === 401 || error.status === 403;
+    at("memory-note").textContent = refused ? "Shown to those who hold the admin key." : error.message;
+  }
+  drawTalks();
+  drawLane();
+}
+
+async function settle(name, action) {
+  at("memory-note").textContent = `${action}ing ${name}\u2026`;
+  let fault = "";
+  try {
+    await ask(`/admin/models/${encodeURIComponent(name)}/${action}`, { method: "POST" });
+  } catch (error) {
+    fault = error.message;
+  }
+  await refresh();
+  if (fault) at("memory-note").textContent = fault;
 }
 
 async function listModels() {
   try {
-    const list = await (await fetch("/v1/models", { headers: headers() })).json();
-    at("model").replaceChildren(...list.data.map((model) => new Option(model.id)));
-  } catch { /* a key is needed first */ }
+    const list = await ask("/v1/models");
+    const before = at("model").value;
+    at("model").replaceChildren(...list.data.map((model) => new Option(model.id, model.id)));
+    if (list.data.some((model) => model.id === before)) at("model").value = before;
+  } catch (error) {
+    if (error.status === 401) askForKey(error.message);
+  }
+}
+
+async function checkHealth() {
+  let word = "offline";
+  try {
+    const response = await fetch("/health");
+    const before = health;
+    health = await response.json();
+    word = health.status === "ok" ? "ready" : health.status;
+    at("show-key").hidden = !(health.settings.api_key || health.settings.admin_key);
+    if (before === null) {
+      await listModels();
+      refresh();
+    }
+  } catch {
+    health = null;
+  }
+  at("state").className = word;
+  if (at("state").lastElementChild.textContent !== word) at("state").lastElementChild.textContent = word;
+  drawLane();
+  clearTimeout(checkHealth.due);
+  checkHealth.due = setTimeout(checkHealth, health === null ? 2000 : 60000);
+}
+
+function drawLane() {
+  const lane = health?.models?.[at("model").value]?.lane;
+  for (const row of document.querySelectorAll(".canvas-only")) row.hidden = lane !== "canvas";
+}
+
+// -- key, drawers, keyboard ----------------------------------------------------------------------------------------
+
+function askForKey(why) {
+  if (why) at("key-why").textContent = `${why}. It is kept in this tab alone.`;
+  if (!at("key-dialog").open) at("key-dialog").showModal();
+}
+
+async function useKey() {
+  setKey(at("key").value.trim());
+  at("key").value = "";
+  await listModels();
+  refresh();
+}
+
+function drawer(id, handle) {
+  handle.addEventListener("click", () => {
+    const shown = !at(id).classList.contains("shown");
+    closeDrawers();
+    at(id).classList.toggle("shown", shown);
+    handle.setAttribute("aria-expanded", String(shown));
+    at("shade").hidden = !shown;
+    if (shown) at(id).querySelector("button, input, select, textarea")?.focus();
+  });
+}
+
+function closeDrawers() {
+  for (const [id, handle] of [["talks", "show-talks"], ["panel", "show-panel"]]) {
+    at(id).classList.remove("shown");
+    at(handle).setAttribute("aria-expanded", "false");
+  }
+  at("shade").hidden = true;
+}
+
+function drawSend() {
+  at("send").textContent = running ? "Stop" : "Send";
+  at("send").classList.toggle("stop", Boolean(running));
+}
+
+function grow() {
+  const text = at("text");
+  text.style.height = "auto";
+  text.style.height = `${Math.min(text.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
 at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) { running.abort(); return; }
+  if (running) {
+    running.abort();
+    return;
+  }
   const text = at("text").value.trim();
   if (!text) return;
   at("text").value = "";
-  answer(text);
+  grow();
+  send(text);
 });
+at("text").addEventListener("input", grow);
 at("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); at("ask").requestSubmit(); }
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) at("ask").requestSubmit(); // Escape stops; a hasty Enter does not
 });
-at("fresh").addEventListener("click", () => {
-  if (running) running.abort();
-  history = [];
-  session = crypto.randomUUID();
-  at("talk").replaceChildren();
-  tell({});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || at("key-dialog").open) return;
+  if (!at("shade").hidden) closeDrawers();
+  else if (running) running.abort();
 });
-at("key").addEventListener("change", listModels);
-listModels();
+at("shade").addEventListener("click", closeDrawers);
+at("fresh").addEventListener("click", () => show({ id: newId(), messages: [] }));
+at("clear-all").addEventListener("click", clearAll);
+at("show-key").addEventListener("click", () => askForKey(""));
+at("no-key").addEventListener("click", () => at("key-dialog").close());
+at("key-form").addEventListener("submit", useKey);
+at("settings").addEventListener("input", keepSettings);
+at("settings").addEventListener("submit", (event) => event.preventDefault());
+at("model").addEventListener("change", () => {
+  drawLane();
+  refresh();
+});
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) checkHealth();
+});
+drawer("talks", at("show-talks"));
+drawer("panel", at("show-panel"));
+loadSettings();
+drawTalks();
+checkHealth();

@@ -1,0 +1,106 @@
+// Conversations: this browser keeps their messages, the server their states. The list shows both.
+
+import { button, size } from "./numbers.js";
+import { element } from "./turn.js";
+
+const PLACE = "polytoken.talks";
+const MOST = 100;
+
+/** Random, also where a page without https has no crypto.randomUUID. */
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
+export class Talks {
+  constructor() {
+    try {
+      this.kept = JSON.parse(localStorage.getItem(PLACE) || "[]");
+    } catch {
+      this.kept = [];
+    }
+    if (!Array.isArray(this.kept)) this.kept = [];
+    this.served = [];
+  }
+
+  find(id) {
+    return this.kept.find((talk) => talk.id === id) || null;
+  }
+
+  /** Keep a conversation as the newest one; the oldest go when the browser gives no more room. */
+  keep(talk) {
+    talk.updated = Date.now();
+    this.kept = [talk, ...this.kept.filter((other) => other.id !== talk.id)].slice(0, MOST);
+    this.save();
+  }
+
+  forget(id) {
+    this.kept = this.kept.filter((talk) => talk.id !== id);
+    this.served = this.served.filter((session) => session.id !== id);
+    this.save();
+  }
+
+  forgetAll() {
+    this.kept = [];
+    this.served = [];
+    this.save();
+  }
+
+  save() {
+    for (let most = this.kept.length; most >= 0; most = most > 1 ? most >> 1 : most - 1) {
+      try {
+        localStorage.setItem(PLACE, JSON.stringify(this.kept.slice(0, most)));
+        return;
+      } catch { /* full, or not allowed: with fewer, then */ }
+    }
+  }
+
+  /** One entry for each conversation, the latest first. */
+  entries() {
+    const served = new Map(this.served.map((session) => [session.id, session]));
+    const mine = this.kept.map((talk) => ({ id: talk.id, title: titleOf(talk), updated: talk.updated, session: served.get(talk.id) }));
+    const known = new Set(this.kept.map((talk) => talk.id));
+    const now = Date.now();
+    const others = this.served
+      .filter((session) => !known.has(session.id))
+      .map((session) => ({ id: session.id, title: session.title || session.id, updated: now - 1000 * session.idle_seconds, session }));
+    return [...mine, ...others].sort((one, other) => other.updated - one.updated);
+  }
+
+  draw(list, current, { open, fork, clear }) {
+    const rows = this.entries().map((entry) => {
+      const row = element("li", entry.id === current ? "current" : "");
+      const name = element("button", "talk");
+      name.type = "button";
+      if (entry.id === current) name.setAttribute("aria-current", "true");
+      const title = element("span");
+      title.textContent = entry.title;
+      const note = element("small");
+      note.textContent = describe(entry.session);
+      name.append(title, note);
+      name.addEventListener("click", () => open(entry));
+      const tools = element("span", "tools");
+      tools.append(tool("Fork", `Fork: ${entry.title}`, () => fork(entry)), tool("Clear", `Clear: ${entry.title}`, () => clear(entry)));
+      row.append(name, tools);
+      return row;
+    });
+    list.replaceChildren(...rows);
+  }
+}
+
+function tool(text, label, act) {
+  const made = button(text, act);
+  made.className = "plain";
+  made.setAttribute("aria-label", label);
+  return made;
+}
+
+function describe(session) {
+  if (!session) return "no state on the server";
+  return `${session.busy ? "answering, " : ""}${session.tokens.toLocaleString()} tokens, ${size(session.bytes)}`;
+}
+
+function titleOf(talk) {
+  const first = talk.messages.find((message) => message.role === "user");
+  return first ? first.content.replace(/\s+/g, " ").trim().slice(0, 80) : "New conversation";
+}
