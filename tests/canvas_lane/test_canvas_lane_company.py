@@ -95,7 +95,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "cohorts of 4",
+        "cohorts of 8, depth 4",
+        pytest.param("cohorts of 2", marks=pytest.mark.slow),
+        pytest.param("cohorts of 8", marks=pytest.mark.slow),
+    ],
+)
 def test_forty_mixed_requests_are_the_same_in_any_cohort(
     kind: str, runtime: Runtime, forty: list[Request], forty_alone: dict[str, tuple[int, ...]], way: str
 ) -> None:

@@ -152,7 +152,7 @@ def test_a_reader_that_left_gets_silence_and_status_141(words: tuple[str, ...], 
     assert ends["left", words] == (141, "")
 
 
-@pytest.mark.parametrize("words", [STREAM, ("--help",)], ids=" ".join)
+@pytest.mark.parametrize("words", [pytest.param(STREAM, marks=pytest.mark.slow), ("--help",)], ids=" ".join)
 def test_a_reader_that_left_is_no_matter_at_the_end_of_the_interpreter(
     words: tuple[str, ...], fill: dict[str, str]
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_reader_that_leaves_after_one_line(fill: dict[str, str]) -> None:
     assert finished.stderr == ""
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("redirection", [pytest.param("2>&-", marks=pytest.mark.slow), "2>/dev/full"])
 def test_errors_that_nobody_can_be_told_never_end_up_in_the_output(fill: dict[str, str], redirection: str) -> None:
     if "full" in redirection and not FULL.exists():
         pytest.skip("no /dev/full on this system")
