@@ -47,6 +47,7 @@ class Script:
         group: tokens per step.
         steps: of every request so far, by the text of its prompt.
         closed: requests whose rows were closed.
+        gate: when there is one, steps wait until it is set.
     """
 
     says: Callable[[str], str] = lambda prompt: "ok"
@@ -82,6 +83,8 @@ class ScriptedLane(Lane[Line]):
         return True
 
     def step(self, rows: Sequence[Line]) -> list[Commit | Exception]:
+        if self.script.gate is not None:
+            assert self.script.gate.wait(20)
         if self.script.pace:
             time.sleep(self.script.pace)
         return [self._commit(row) for row in rows]

@@ -221,16 +221,19 @@ def test_work_stops_when_the_client_has_gone(tmp_path: Path, streamed: bool) -> 
 
 
 def test_a_full_queue_is_429_with_a_time_to_wait(tmp_path: Path) -> None:
-    script = Script(says=lambda prompt: "a" * 100, pace=0.1)
+    script = Script(gate=threading.Event())
     engine = scripted_engine(tmp_path, script, max_rows=1, max_pending=2)
     with Running({"m": engine}) as server:
         answers: list[Any] = []
         threads = [
-            threading.Thread(target=lambda: answers.append(server.request("POST", CHAT, {**HELLO, "max_tokens": 40})))
-            for _ in range(8)
+            threading.Thread(target=lambda: answers.append(server.request("POST", CHAT, HELLO))) for _ in range(8)
         ]
-        for thread in threads:
+        threads[0].start()
+        wait_for(lambda: script.opened == 1)  # the one row is taken
+        for thread in threads[1:]:
             thread.start()
+        wait_for(lambda: len(answers) == 5)
+        script.gate.set()
         for thread in threads:
             thread.join()
         statuses = sorted(answer[0] for answer in answers)
