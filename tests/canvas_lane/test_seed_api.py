@@ -12,7 +12,7 @@ import pytest
 from polytoken.api import generate, load_model
 from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult
-from polytoken.testkit.modilify import write_modilify
+from polytoken.testkit.modilify import modilify_config, write_modilify
 
 RESULT_FIELDS = {
     *("event", "request_id", "status", "checkpoint", "step", "thinking", "stop_reason", "prompt_tokens"),
@@ -50,7 +50,9 @@ def test_a_result_reads_like_its_record() -> None:
 
 
 def test_load_once_generate_often(tmp_path: Path) -> None:
-    export = write_modilify(tmp_path, shape="b").path
+    two = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    config = {"text_config": {**modilify_config("b")["text_config"], **two}, "latent_num_layers": 1}
+    export = write_modilify(tmp_path, shape="b", config=config).path
     with load_model(export, canvas_length=6) as runtime:
         assert runtime.loaded.to_dict()["canvas_length"] == 6
         result = generate(runtime, "hello", max_new_tokens=7)
