@@ -27,6 +27,7 @@ from polytoken.request import Request, SamplingParams
 CHUNK = 8
 EOS = 7
 KINDS = ("dense", "sliding", "hybrid", "mtp hybrid", "mtp next", "mtp copies")
+EVERY_KIND = (*KINDS, "mtp model", "mtp both")
 _names = itertools.count()
 
 
@@ -36,8 +37,8 @@ def model_of(kind: str) -> CausalModel:
         return tuned("qwen3_5", "a", "free")
     if kind == "mtp next":
         return tuned("qwen3_next", "a", "free")
-    family = {"dense": "llama", "sliding": "gemma3_text", "hybrid": "qwen3_5", "mtp copies": "qwen3"}[kind]
-    return small(family, seed=5)
+    families = {"dense": "llama", "sliding": "gemma3_text", "mtp copies": "qwen3"}
+    return small(families.get(kind, "qwen3_5"), seed=5)
 
 
 def make_lane(kind: str, limit: int, *, free: bool = True, book: SessionBook | None = None, **bank: Any) -> Lane[Any]:
@@ -46,10 +47,12 @@ def make_lane(kind: str, limit: int, *, free: bool = True, book: SessionBook | N
     common: dict[str, Any] = {"prefill_chunk": CHUNK, "eos_ids": (EOS,), "max_positions": 500}
     if not kind.startswith("mtp"):
         return ArLane(model, StateBank(limit, identity=identity, sessions=book, **bank), **common)
-    settings = MtpSettings(depth=3, drafter="lookup" if kind == "mtp copies" else "head", lookup=LookupSettings(gram=2))
+    drafter = {"mtp copies": "lookup", "mtp model": "model", "mtp both": "lookup+model"}.get(kind, "head")
+    settings = MtpSettings(depth=3, drafter=drafter, lookup=LookupSettings(gram=2))
+    drafting = small("qwen3_5", seed=5) if "model" in drafter else None  # the model itself: it is right
     identity = identify(identity, settings, model)
     store = StateBank(limit, identity=identity, sessions=book, **bank)
-    return MtpLane(model, store, settings=settings, record_cycles=True, **common)
+    return MtpLane(model, store, settings=settings, draft_model=drafting, record_cycles=True, **common)
 
 
 def bits(array: mx.array) -> bytes:
@@ -91,7 +94,7 @@ class Talks:
         keep: int | None = None,
         cancel: bool = False,
     ) -> Any:
-        """One request whose prompt is everything so far. `keep` of its output ids stay, as after a stop string.
+        """One request whose prompt is everything so far, ended as by a stop string behind its first `keep` ids.
 
         Returns the row, over.
         """
@@ -102,6 +105,7 @@ class Talks:
             seed=seed,
             sampling=sampling or SamplingParams(),
             session=session,
+            stop=() if keep is None else ("~",),
         )
         row, anew = self.lane.open(request, prompt), self.cold.open(replace(request, session=None), prompt)
         for lane, each in ((self.lane, row), (self.cold, anew)):
@@ -114,7 +118,7 @@ class Talks:
             self.lane.close(row, keep=False)
             self.check()
             return row
-        warm, cold = self._run(self.lane, row), self._run(self.cold, anew)
+        warm, cold = self._run(self.lane, row, keep=keep), self._run(self.cold, anew, keep=keep)
         assert warm == cold
         ids = warm if keep is None else warm[:keep]
         if session is not None:
@@ -157,8 +161,11 @@ class Talks:
             known, digest = self._stored.setdefault(id(array), (array, bits(array)))
             assert known is array and bits(array) == digest
 
-    def _run(self, lane: Lane[Any], row: Any) -> tuple[int, ...]:
-        """All output ids of a prefilled row; a head's history must have grown with them."""
+    def _run(self, lane: Lane[Any], row: Any, *, keep: int | None) -> tuple[int, ...]:
+        """The output ids of a prefilled row, up to the step that brings the last of `keep`, as a scheduler would stop.
+
+        A head's history must have grown with them.
+        """
         ids: list[int] = []
         while True:
             (commit,) = lane.step([row])
@@ -167,7 +174,7 @@ class Talks:
             drafter = getattr(row, "drafter", None)
             if isinstance(drafter, HeadDrafter):
                 assert drafter.history.offset + drafter.owed == row.state.offset - 1
-            if commit.stop_reason is not None:
+            if commit.stop_reason is not None or (keep is not None and len(ids) >= keep):
                 return tuple(ids)
 
     def _watch(self, limit: int) -> None:

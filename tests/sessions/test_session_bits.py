@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_talks import KINDS, Talks
+from session_talks import EVERY_KIND, KINDS, Talks
 
 from polytoken.request import SamplingParams
 
@@ -100,6 +100,22 @@ def test_a_turn_computes_its_new_tokens_and_nothing_else(kind: str) -> None:
     counts = talks.lane.statistics()
     assert counts["prefix_cache_live_hits"] == 5 and counts["ends_banked"] == counts["ends_kept_live"] == 6
     assert counts["restored_suffix_prefill_fused"] == 5
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_stop_string_anywhere_in_an_answer_costs_the_next_turn_nothing(kind: str) -> None:
+    """E06, E12, F01: also among accepted drafts, where the network is already further: only new tokens are computed."""
+    talks = Talks(kind, 1 << 28)
+    text: tuple[int, ...] = tuple(range(20, 41))
+    taken_back, keeps = 0, (1, 2, 3, 4, 5, 6)
+    for keep in keeps:
+        row = talks.say("a", text, count=12, seed=keep, keep=keep)
+        assert len(row.prefill.ids) - row.cached_tokens == (len(text) if keep == 1 else 1)
+        taken_back += len(getattr(row, "tokens", ())) > keep + 1  # the last of a window is not forwarded
+        text = (*talks.texts["a"], 100 + keep)
+    counts = talks.lane.statistics()
+    assert counts["ends_not_banked"] == 0 and counts["ends_kept_live"] == len(keeps)
+    assert taken_back > 0 or not kind.startswith("mtp") or kind == "mtp copies"  # single ones, at most
 
 
 @pytest.mark.parametrize("kind", KINDS)

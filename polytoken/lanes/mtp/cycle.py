@@ -12,8 +12,9 @@ import numpy.typing as npt
 from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.mtp.draft import Clock, Cue, Draft, Kept
-from polytoken.lanes.mtp.row import Cycle, MtpRow
+from polytoken.lanes.mtp.row import Cycle, LastWindow, MtpRow
 from polytoken.lanes.mtp.steps import Steps, submit
+from polytoken.lanes.mtp.way_back import remember
 from polytoken.models.base import CausalModel, Hidden
 from polytoken.sampling.acceptance import Verdict, accept_greedy, accept_window
 from polytoken.sampling.choose import top_logprobs
@@ -85,6 +86,7 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
     window = mx.array([[primary]], dtype=mx.int32)
     if draft.ids is not None:
         window = mx.concatenate([window, draft.ids], axis=1)
+    before = remember(state) if row.may_be_cut else None
     with state.capturing() if d else nullcontext():
         hidden = row.followed.trunk.forward(window, state)
     verified = _Verified(draft, window, hidden, row.followed.project(hidden.post.squeeze(0)))  # p_1 .. p_{d+1}
@@ -95,6 +97,8 @@ def run_cycle(row: MtpRow, *, clock: Clock) -> Steps[Outcome]:
 
     kept, route = keep_rows(row.followed.trunk, row, window, hidden, a + 1)
     row.drafter.commit(Kept(draft, (primary, *found.drafts[:a]), kept))
+    if before is not None:
+        row.latest = LastWindow(before, (primary, *found.drafts[:a]))
     if route != "all_rows":
         mx.async_eval(state.arrays())  # what the next window starts from, while the host goes on
 

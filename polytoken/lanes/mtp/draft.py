@@ -121,6 +121,9 @@ class Drafter(ABC):
     def commit(self, kept: Kept) -> None:
         """Go back to the tokens that stay; lazy."""
 
+    def take_back(self, tokens: int) -> None:  # noqa: B027  # nothing is kept of the text
+        """At the end of a row: the last tokens of the latest window, its primary not among them, never happened."""
+
     def settle(self) -> list[mx.array]:
         """Put everything that is committed into the drafter's state, and return the state's arrays."""
         return []

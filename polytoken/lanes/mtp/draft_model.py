@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from polytoken.cache.blocks import LayerSnapshot
 from polytoken.cache.layers import CacheLayer, KVLayer
 from polytoken.cache.recurrent import RecurrentLayer
-from polytoken.cache.state import DecodingState
 from polytoken.errors import UsageError
 from polytoken.lanes.mtp.draft import Cue, Draft, Drafter, Kept, draw_chain
 from polytoken.lanes.mtp.head import MOST_OWED
 from polytoken.lanes.mtp.steps import Steps
+from polytoken.lanes.mtp.way_back import Way, remember, return_to
 from polytoken.models.base import CausalModel, Hidden
 
 
@@ -32,7 +31,7 @@ class ModelDrafter(Drafter):
     def reset(self) -> list[CacheLayer]:
         self.state = self._model.make_cache()
         self._owed: list[int] = []
-        self._true: list[LayerSnapshot | None] | None = None  # the recurrent layers' way back, while drafting
+        self._true: Way | None = None  # the recurrent layers' way back, while drafting
         self._chained = 0
         return self.state.layers
 
@@ -60,13 +59,16 @@ class ModelDrafter(Drafter):
     def commit(self, kept: Kept) -> None:
         primary, *accepted = kept.window
         if self._true is None:
+            if len(self._owed) + len(kept.window) > MOST_OWED:  # before this window's, which may be taken back
+                mx.async_eval(self.settle())
             self._owed += [primary, *accepted]
         else:
-            go_back(self.state, self._true, self._chained)
+            return_to(self.state, self._true, self._chained)
             self._owed = accepted
         self._true = None
-        if len(self._owed) > MOST_OWED:
-            mx.async_eval(self.settle())
+
+    def take_back(self, tokens: int) -> None:
+        del self._owed[-tokens:]
 
     def settle(self) -> list[mx.array]:
         if self._owed:
@@ -77,25 +79,6 @@ class ModelDrafter(Drafter):
     def _run(self, ids: mx.array) -> mx.array:
         """Logits float32 [1, V] behind ids [1, S]."""
         return self._model.project(self._model.forward(ids, self.state, keep=1).post[:, -1])
-
-
-def remember(state: DecodingState) -> list[LayerSnapshot | None]:
-    """The way back to the state now: recurrent slots by reference, since they are only ever rebound; rows are cut."""
-    return [
-        LayerSnapshot(layer.kind, None, layer.offset, () if layer.slots is None else (layer.slots,))
-        if isinstance(layer, RecurrentLayer)
-        else None
-        for layer in state.layers
-    ]
-
-
-def go_back(state: DecodingState, way: list[LayerSnapshot | None], rows: int) -> None:
-    """Take back the last rows, forwarded one by one since `way` was remembered."""
-    for layer, there in zip(state.layers, way, strict=True):
-        if there is None:
-            layer.trim(rows)
-        else:
-            layer.restore(there)
 
 
 def check_draft_model(draft: CausalModel, trunk: CausalModel) -> None:

@@ -104,6 +104,8 @@ class HeadDrafter(Drafter):
         rows = self._head.take(kept.hidden)
         primary, *accepted = kept.window
         if self._chained is None:
+            if self.owed + len(kept.window) > MOST_OWED:  # before this window's, which may be taken back
+                mx.async_eval(self.settle())
             assert self._rows is not None
             self._rows = mx.concatenate([self._rows, rows], axis=1)
             self._ids += [primary, *accepted]
@@ -111,8 +113,11 @@ class HeadDrafter(Drafter):
             self.history.trim(self._chained)
             self._rows, self._ids = rows, accepted
         self._chained = None
-        if self.owed > MOST_OWED:
-            mx.async_eval(self.settle())
+
+    def take_back(self, tokens: int) -> None:
+        assert self._rows is not None
+        self._rows = self._rows[:, :-tokens]
+        del self._ids[-tokens:]
 
     def settle(self) -> list[mx.array]:
         if self._ids:

@@ -20,7 +20,7 @@ from polytoken.cache.identity import StateIdentity
 from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, NonFiniteError, UsageError
 from polytoken.lanes.base import Commit, Lane
-from polytoken.lanes.ends import END_COUNTS, bank_end, committing
+from polytoken.lanes.ends import END_COUNTS, bank_end, committing, go_back
 from polytoken.lanes.limits import fit_length, refuse_denoising_limit
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
 from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
@@ -33,6 +33,7 @@ from polytoken.lanes.mtp.lookup import LookupDrafter
 from polytoken.lanes.mtp.row import MtpRow, Tally
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.lanes.mtp.steps import Steps, interleave, submit
+from polytoken.lanes.mtp.way_back import return_to
 from polytoken.lanes.prefill import COUNTS, Prefill
 from polytoken.models.base import CausalModel
 from polytoken.models.draft import DraftHead, DraftingModel
@@ -162,7 +163,7 @@ class MtpLane(Lane[MtpRow]):
 
     def close(self, row: MtpRow, *, keep: bool) -> None:
         row.prefill.release()
-        row.pending = None
+        row.pending = row.latest = None
         if not row.handed_over:
             row.followed.make_cache()
 
@@ -175,10 +176,9 @@ class MtpLane(Lane[MtpRow]):
 
     def _bank_end(self, row: MtpRow, session: str, text: tuple[int, ...]) -> None:
         kept = len(text) - row.prompt_tokens
-        if kept == row.forwarded:
-            row.pending = None  # a stop string ended before it
-        if not (self.bank.identity.free and row.prefill.bank_whole and kept == row.forwarded + row.owing):
-            self.counts["ends_not_banked"] += 1  # also where a stop string ended among accepted drafts
+        bankable = self.bank.identity.free and row.prefill.bank_whole
+        if not (bankable and (kept == row.forwarded + row.owing or _cut(row, kept))):
+            self.counts["ends_not_banked"] += 1
             return
         self.finish(row)
         row.drafter.level(len(text))
@@ -350,6 +350,24 @@ class MtpLane(Lane[MtpRow]):
         if share >= SUSPECT_SHARE:
             return None
         return f"only {share:.1%} of first drafts were accepted: the draft head may have been converted wrongly"
+
+
+def _cut(row: MtpRow, kept: int) -> bool:
+    """Leave the row's states at its first `kept` tokens, where a stop string ended in its latest window.
+
+    False, with nothing done, for a place before that window.
+    """
+    beyond = row.forwarded - kept
+    if beyond > 0:
+        latest = row.latest
+        if latest is None or beyond >= len(latest.kept):
+            return False
+        if not go_back(row.state, row.state.offset - beyond):
+            return_to(row.state, latest.before, len(latest.kept))
+            row.followed.trunk.forward(mx.array([latest.kept[:-beyond]], dtype=mx.int32), row.state, keep=0)
+        row.drafter.take_back(beyond)
+    row.pending = None
+    return True
 
 
 def usable_head(model: CausalModel) -> DraftHead:

@@ -122,6 +122,10 @@ class LookupDrafter(Drafter):
         if self.other is not None:
             self.other.commit(kept)
 
+    def take_back(self, tokens: int) -> None:  # the text is read anew at the next beginning
+        if self.other is not None:
+            self.other.take_back(tokens)
+
     def settle(self) -> list[mx.array]:
         return [] if self.other is None else self.other.settle()
 

@@ -10,6 +10,7 @@ from polytoken.cache.state import DecodingState
 from polytoken.lanes.mtp.depth import DepthPolicy
 from polytoken.lanes.mtp.draft import Drafter
 from polytoken.lanes.mtp.following import FollowedModel
+from polytoken.lanes.mtp.way_back import Way
 from polytoken.lanes.prefill import Prefill
 from polytoken.request import Request
 from polytoken.sampling.sampler import TokenSampler
@@ -123,6 +124,19 @@ class Tally:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class LastWindow:
+    """What is needed to take back the end of the latest window, should a stop string end among its drafts.
+
+    Attributes:
+        before: the trunk's state before it.
+        kept: x_0 .. x_a, which its state holds now.
+    """
+
+    before: Way
+    kept: tuple[int, ...]
+
+
 @dataclass(eq=False, kw_only=True)
 class MtpRow:
     """One request of the lane.
@@ -135,6 +149,7 @@ class MtpRow:
             was an accepted draft.
         tokens: everything emitted, a stop id included.
         cycles: every window, when the lane records them.
+        latest: the way back into the latest window, of a row that may need it.
         handed_over: whether the states are the bank's now, for the session's next turn.
     """
 
@@ -149,7 +164,13 @@ class MtpRow:
     tokens: list[int] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     cycles: list[Cycle] | None = None
+    latest: LastWindow | None = None
     handed_over: bool = False
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether its end may lie before what is forwarded, and be wanted for a next turn."""
+        return self.request.session is not None and bool(self.request.stop)
 
     @property
     def state(self) -> DecodingState:
