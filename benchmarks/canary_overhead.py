@@ -161,7 +161,6 @@ def main() -> int:
 
         found = examine(EngineOptions(model=model, batch_size=1), work)
     record = {
-        "command": ["python", *sys.argv],
         "machine": asdict(machine),
         "model": "tiny qwen3_5" if options.tiny else model,
         "tokens": options.tokens,

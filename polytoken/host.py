@@ -1,9 +1,12 @@
-"""What this host calls its processor, and which packages are installed: facts that reports state, read without MLX."""
+"""What this host is, what runs on it and since when: facts that reports and receipts state, read without MLX."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,3 +50,31 @@ def first_processor() -> dict[str, str]:
 def processor_name() -> str:
     """The processor's own name where Linux tells it, else what Python knows of it."""
     return first_processor().get("model name") or platform.processor() or platform.machine()
+
+
+def now_utc() -> str:
+    """Date and minute, ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+def command_line() -> list[str]:
+    """How this process was called, so that somebody else can call it so: the program's name, then its arguments."""
+    program = Path(sys.argv[0] or "python")
+    return ["polytoken" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
+
+
+def source_commit() -> str | None:
+    """The commit of the source tree the package runs from, marked when its files differ; None for an installed one."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        return f"{head} (changed)" if _git(root, "status", "--porcelain", "--", "polytoken") else head
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *words: str) -> str:
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from polytoken.host import MLX_PACKAGES, installed_versions, processor_name
+from polytoken.host import MLX_PACKAGES, command_line, installed_versions, now_utc, processor_name, source_commit
 
 PACKAGES: Final = ("polytoken", *MLX_PACKAGES, "transformers", "numpy")
 
@@ -21,6 +20,8 @@ class Machine:
 
     Attributes:
         date: UTC, ISO 8601.
+        command: as it was given.
+        commit: of the source tree, see `source_commit`.
         system, processor, cores: of this host.
         device: MLX's default device, with the GPU's own name where it has one.
         versions: installed packages that matter.
@@ -28,6 +29,8 @@ class Machine:
     """
 
     date: str
+    command: list[str]
+    commit: str | None
     system: str
     processor: str
     cores: int
@@ -39,7 +42,9 @@ class Machine:
 def describe_machine() -> Machine:
     """The machine as it is now."""
     return Machine(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        date=now_utc(),
+        command=command_line(),
+        commit=source_commit(),
         system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         processor=processor_name(),
         cores=os.cpu_count() or 1,

@@ -126,9 +126,7 @@ def parse_source(records: Sequence[Record], *, mtp: bool, canary: bool) -> Sourc
     except KeyError as missing:
         raise UsageError(f"{_FLAG}: the source has no {missing}", field=_FLAG) from None
     except (TypeError, AttributeError):
-        raise UsageError(
-            f"{_FLAG}: a field of the source is of the wrong type", field=_FLAG
-        ) from None
+        raise UsageError(f"{_FLAG}: a field of the source is of the wrong type", field=_FLAG) from None
 
 
 def require(checks: Mapping[str, bool], what: str, differences: Record | None = None) -> None:

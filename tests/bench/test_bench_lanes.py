@@ -53,6 +53,9 @@ def bench(
     report.print(Console(quiet=True))
     record = json.loads(report.to_json())
     assert record["floor"]["forwards_per_second"] > 0 and record["product_gflops"] > 0
+    machine = record["machine"]  # K03: what a second person needs to repeat a figure
+    assert machine["command"] and machine["date"].endswith("Z") and "commit" in machine
+    assert {"polytoken", "mlx"} <= set(machine["versions"]) and machine["load_average"] is not None
     for row in record["measurements"]:
         rates = [row["prefill_tokens_per_second"], row["decode_tokens_per_second"], row["floor_share"]]
         assert all(math.isfinite(rate) and rate > 0 for rate in rates)

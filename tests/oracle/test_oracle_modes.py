@@ -31,7 +31,14 @@ def test_every_mode_writes_a_receipt_that_fits_the_schema(run: Run, hybrid: str,
     end = ran.records[-1]
     assert (end["exit_status"], end["failure"], end["records"]) == (0, None, len(ran.records) - 1)
     assert ran.noted("reference_canary_summary") == [
-        {"event": "reference_canary_summary", "enabled": False, "probe": None, "samples": [], "incomplete": False}
+        {
+            "event": "reference_canary_summary",
+            "enabled": False,
+            "probe": None,
+            "threads": None,
+            "samples": [],
+            "incomplete": False,
+        }
     ]
 
 
@@ -41,7 +48,9 @@ def test_K03_a_second_run_gives_the_same_receipt(run: Run, hybrid: str, plan: di
     assert timeless(first.records) == timeless(second.records)
     loaded = first.one("reference_loaded")
     assert len(loaded["checkpoint_sha256"]) == 64
-    assert {"mlx", "polytoken"} <= set(first.one("receipt_start")["environment"]["versions"])
+    environment = first.one("receipt_start")["environment"]
+    assert {"mlx", "polytoken"} <= set(environment["versions"])
+    assert environment["command"] and environment["date"].endswith("Z") and {"commit", "power"} <= set(environment)
 
 
 def test_decode_goes_on_from_the_forward_and_ends_at_an_end_id(run: Run, hybrid: str) -> None:

@@ -73,9 +73,7 @@ def test_a_source_is_read_with_what_it_says() -> None:
     assert list(checks) == list(CHECKS) and all(checks.values()) and differences == {}
     require(checks, "turn 1", differences)
     wrong, how = run.check_turn(1, prompt_tokens=20, cached_tokens=16, completion_tokens=5, text="notes</think>other")
-    said = (
-        r"turn 2 differs from the source in cached_tokens \(16 against 0\), text \(from character 13: 'other'"
-    )
+    said = r"turn 2 differs from the source in cached_tokens \(16 against 0\), text \(from character 13: 'other'"
     with pytest.raises(MismatchError, match=said) as caught:
         require(wrong, "turn 2", how)
     assert caught.value.exit_status == 3 and caught.value.code == "source_mismatch"
