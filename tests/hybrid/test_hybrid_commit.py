@@ -21,8 +21,15 @@ def model_of(family, numerics: str, shape: str = "a"):
     return tiny(family, shape, dtype=dtype, bits=packed)
 
 
-@pytest.mark.parametrize("prompt", [0, 1, 2, 13])
-@pytest.mark.parametrize("family, numerics", CASES)
+# Where a state begins matters to every type of number alike: all of them see two beginnings, fp32 all four.
+BEGINNINGS = [
+    pytest.param(family, numerics, prompt, marks=[pytest.mark.slow] * (numerics != "fp32" and prompt in (1, 2)))
+    for family, numerics in CASES
+    for prompt in (0, 1, 2, 13)
+]
+
+
+@pytest.mark.parametrize("family, numerics, prompt", BEGINNINGS)
 def test_every_accepted_prefix_equals_single_steps(family, numerics: str, prompt: int) -> None:
     """All m of a window of five, from an empty state, from one shorter than the conv tail, and from a longer one."""
     model, width = model_of(family, numerics), 5
@@ -83,7 +90,7 @@ def test_matrices_that_were_kept_and_rows_run_again_give_the_same(family, rows: 
 
 @pytest.mark.parametrize("family, numerics", CASES)
 @given(sizes=st.lists(st.integers(1, 19), min_size=1, max_size=5), seed=st.integers(0, 3))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings.default.max_examples // 30, deadline=None)
 def test_how_a_prompt_is_cut_changes_no_bit(family, numerics: str, sizes: list[int], seed: int) -> None:
     model, ids = model_of(family, numerics), some_ids(24, seed=seed)
     cut, single = model.make_cache(), model.make_cache()
