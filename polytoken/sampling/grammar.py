@@ -55,7 +55,7 @@ class ReasoningMarks:
     """Ids of the tags around reasoning.
 
     Attributes:
-        opening: None where the tag is no single id; the model then cannot open a block itself.
+        opening: None where the model must not open a block itself, and where the tag is no single id.
         closing: ids of the closing tag.
         opened: whether the prompt ends inside the block.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,7 +25,8 @@ _SAMPLING: Final = (
     "frequency_penalty",
     "logit_bias",
 )
-_SEED_BITS: Final = 63
+_LAW: Final = ("temperature", "top_p", "top_k", "min_p")  # of drawing: a canvas has one of its own
+_SEED_BITS: Final = 53  # of drawn seeds: every reader of JSON gives them back exactly
 SESSION_HEADERS: Final = ("x-session-id", "x-polytoken-session-id")
 
 
@@ -33,9 +35,10 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def answer_headers(answer_id: str, body: Sampled) -> dict[str, str]:
+def answer_headers(answer_id: str, body: Sampled, model: Model) -> dict[str, str]:
     """Headers of a good answer: its id, and which members of the body had no effect."""
-    ignored = ",".join(quote(name, safe="") for name in body.ignored()[:20])
+    idle = [name for name in _LAW if model.lane == "canvas" and getattr(body, name) is not None]
+    ignored = ",".join(quote(name, safe="") for name in sorted([*body.ignored(), *idle])[:20])
     return {"x-request-id": answer_id, **({"x-polytoken-ignored": ignored} if ignored else {})}
 
 
@@ -49,7 +52,11 @@ def sampling_of(model: Model, body: Sampled, *, logprobs: int | None) -> Samplin
     if given["temperature"] is not None:
         given["temperature"] = float(given["temperature"])
     try:
-        return parse_sampling({**given, "logprobs": logprobs}, model.engine.sampling)
+        wanted = parse_sampling({**given, "logprobs": logprobs}, model.engine.sampling)
+        if model.lane != "canvas":
+            return wanted
+        # Clients send a temperature with everything. Here it has no effect, as `answer_headers` says.
+        return replace(wanted, **{name: getattr(model.engine.sampling, name) for name in _LAW})
     except PolytokenError as error:
         raise from_engine(error) from None
 

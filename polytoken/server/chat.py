@@ -82,6 +82,7 @@ async def open_chat(
         model,
         prompt,
         body.response_format,
+        think=thinks(body),
         forced=forced_tools(body, tools),
         several=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
         budget=body.thinking_budget,
@@ -162,7 +163,7 @@ async def answer(request: HttpRequest, chat: Chat) -> Response:
         stream=chat.body.stream,
         whole=lambda: _whole(chat),
         frames=lambda first: _frames(chat, first),
-        headers=answer_headers(chat.answer_id, chat.body),
+        headers=answer_headers(chat.answer_id, chat.body, chat.model),
     )
 
 

@@ -64,7 +64,7 @@ async def completions(request: HttpRequest) -> Response:
         stream=body.stream,
         whole=lambda: _whole(call),
         frames=lambda first: _frames(call, first),
-        headers=answer_headers(call.answer_id, body),
+        headers=answer_headers(call.answer_id, body, call.model),
     )
 
 
@@ -83,7 +83,7 @@ async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Co
         check_room(model, prompt, state.settings.max_context)
     if len(prompts) * (body.n or 1) > state.settings.max_choices:
         raise bad_request(f"prompts times n must be at most {state.settings.max_choices}", param="prompt")
-    grammar = await grammar_of(model, Prompt(()), body.response_format)
+    grammar = await grammar_of(model, Prompt(()), body.response_format, think=False)
     answer_id = new_id("cmpl-")
     requests = requests_of(
         model,

@@ -62,7 +62,7 @@ async def messages(request: HttpRequest) -> Response:
     asked = check(ChatRequest, to_chat(body))
     async with state.pool.use(body.model) as model:
         chat = await open_chat(state, model, asked, prefix="msg_", session=session_of(request.headers, body.metadata))
-    headers = {**answer_headers(chat.answer_id, asked), "request-id": chat.answer_id}
+    headers = {**answer_headers(chat.answer_id, asked, chat.model), "request-id": chat.answer_id}
     return await reply(
         request,
         chat.turn,

@@ -63,7 +63,7 @@ async def responses(request: HttpRequest) -> Response:
     async with state.pool.use(body.model) as model:
         chat = await open_chat(state, model, asked, prefix="resp_", session=session_of(request.headers, body.metadata))
     call = _Call(state, chat, body, turns)
-    headers = answer_headers(chat.answer_id, asked)
+    headers = answer_headers(chat.answer_id, asked, chat.model)
     return await reply(request, chat.turn, stream=body.stream, whole=call.whole, frames=call.frames, headers=headers)
 
 

@@ -29,6 +29,7 @@ async def grammar_of(
     prompt: Prompt,
     form: ResponseFormat | None,
     *,
+    think: bool = True,
     forced: Sequence[Mapping[str, Any]] = (),
     several: bool = True,
     budget: int | None = None,
@@ -36,6 +37,7 @@ async def grammar_of(
     """The grammar of the answer; None where it may be anything.
 
     Args:
+        think: whether the model may begin its answer with a block of reasoning.
         forced: tools of which one must be called.
         several: whether more than one call may be made.
         budget: most tokens of reasoning.
@@ -61,7 +63,7 @@ async def grammar_of(
                 model.tokenizer,
                 vocab_size=vocab_size or model.tokenizer.vocab_size,
                 eos_ids=model.tokenizer.eos_ids,
-                reasoning=_marks(model, prompt),
+                reasoning=_marks(model, prompt, think=think),
                 budget=budget,
             )
 
@@ -88,7 +90,7 @@ def _text(model: Model, form: ResponseFormat | None, forced: Sequence[Mapping[st
     return json_grammar(form.json_schema.schema_)
 
 
-def _marks(model: Model, prompt: Prompt) -> ReasoningMarks | None:
+def _marks(model: Model, prompt: Prompt, *, think: bool) -> ReasoningMarks | None:
     """How the model writes reasoning; None for a template that knows none."""
     tokenizer = model.tokenizer
     tags = reasoning_tags(tokenizer.chat_template)
@@ -97,7 +99,7 @@ def _marks(model: Model, prompt: Prompt) -> ReasoningMarks | None:
     opening = tokenizer.encode(tags.opening, add_special_tokens=False)
     closing = tuple(tokenizer.encode(tags.closing, add_special_tokens=False))
     opened = prompt_opens_reasoning(tokenizer, prompt.ids, tags)
-    return ReasoningMarks(opening[0] if len(opening) == 1 else None, closing, opened)
+    return ReasoningMarks(opening[0] if think and len(opening) == 1 else None, closing, opened)
 
 
 def _vocabulary(lane: Any) -> int | None:

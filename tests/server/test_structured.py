@@ -15,7 +15,6 @@ import polytoken
 from polytoken.errors import RequestError
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.sampling.grammar import ReasoningMarks, calls_grammar, compile_grammar, json_grammar, regex_grammar
-from polytoken.testkit.modilify import write_modilify
 from polytoken.testkit.tiny import write_checkpoint
 
 CHAT = "/v1/chat/completions"
@@ -151,26 +150,6 @@ def test_thinking_has_a_budget(heads: Running) -> None:
         assert record["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 16 + 2
         assert choice["message"]["reasoning_content"]
         check(choice["message"]["content"])
-
-
-def test_a_canvas_refuses_what_it_cannot_promise(tmp_path: Path) -> None:
-    """F03: 400 with the field's name, and n works."""
-    path = write_modilify(tmp_path, seed=1)
-    with Running({"canvas": polytoken.load(getattr(path, "path", path))}) as server:
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
-        for words in (
-            {"response_format": {"type": "json_object"}},
-            {"response_format": form(SCHEMA)},
-            {"tools": [TOOLS[1]], "tool_choice": "required"},
-            {"logit_bias": {"5": 1}},
-            {"logprobs": True},
-            {"thinking_budget": 3},
-        ):
-            status, record = server.post(CHAT, {**body, **words})
-            assert (status, record["error"]["code"]) == (400, "unsupported"), record
-            assert record["error"]["param"] in words
-        status, record = server.post(CHAT, {**body, "n": 2})
-        assert (status, len(record["choices"])) == (200, 2)
 
 
 # -- the grammar's state ----------------------------------------------------------------------------------------------
