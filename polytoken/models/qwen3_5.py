@@ -8,6 +8,7 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3_5
 
 from polytoken.models.family import Config, require, require_keys
+from polytoken.models.hybrid.attention import adopt_attention
 from polytoken.models.hybrid.config import normalise_hybrid
 from polytoken.models.hybrid.delta import SplitDeltaNet, adopt_delta_nets
 from polytoken.models.hybrid.family import HeadSlot, HybridFamily, rename_hybrid, wrap_hybrid
@@ -34,17 +35,19 @@ def normalise_moe(config: Config) -> Config:
 
 
 class Network(HeadSlot, qwen3_5.Model):
-    """The library's network with our delta nets and room for a head."""
+    """The library's network with our delta nets and attention, and room for a head."""
 
     def __init__(self, config: Config) -> None:
         # The library's arguments move keys about within the record they are given.
         text = {**config, "rope_parameters": dict(config["rope_parameters"])}
         super().__init__(qwen3_5.ModelArgs(model_type=config["model_type"], text_config=text))
         adopt_delta_nets(self.language_model.model.layers, SplitDeltaNet)
+        adopt_attention(self.language_model.model.layers)
 
     def make_head(self) -> nn.Module:
         args = self.language_model.args
         layer = qwen3_5.DecoderLayer(args, layer_idx=args.full_attention_interval - 1)
+        adopt_attention([layer])
         return HeadNetwork(args.hidden_size, eps=args.rms_norm_eps, layer=layer)
 
 

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3_next
 
 from polytoken.models.family import Config, require_keys
+from polytoken.models.hybrid.attention import adopt_attention
 from polytoken.models.hybrid.config import normalise_hybrid
 from polytoken.models.hybrid.delta import GroupedDeltaNet, adopt_delta_nets
 from polytoken.models.hybrid.family import HeadSlot, HybridFamily, rename_hybrid, wrap_hybrid
@@ -34,11 +35,12 @@ def normalise(config: Config) -> Config:
 
 
 class Network(HeadSlot, qwen3_next.Model):
-    """The library's network with our delta nets and room for a head."""
+    """The library's network with our delta nets and attention, and room for a head."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(qwen3_next.ModelArgs.from_dict(config))
         adopt_delta_nets(self.model.layers, GroupedDeltaNet)
+        adopt_attention(self.model.layers)
 
     @property
     def cast_predicate(self) -> Callable[[str], bool]:
@@ -49,6 +51,7 @@ class Network(HeadSlot, qwen3_next.Model):
         # The head's block has experts wherever the trunk's dense layers are.
         args = replace(self.args, mlp_only_layers=[], decoder_sparse_step=1)
         layer = qwen3_next.Qwen3NextDecoderLayer(args, layer_idx=args.full_attention_interval - 1)
+        adopt_attention([layer])
         return HeadNetwork(args.hidden_size, eps=args.rms_norm_eps, layer=layer)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hybrid_models import load_model
 from mlx_lm.utils import load_model as load_library_model
 from reference_cases import HYBRID_CASES, PROMPTS, TUNINGS, Case
 
+from polytoken.kernels import blocks
 from polytoken.models.draft import DraftHead, DraftingModel
 
 TRUNK_TOLERANCE = 2e-5  # logits of about five
@@ -57,14 +60,20 @@ def test_the_trunk_equals_transformers_and_chunks_change_no_bit(case: Case, mode
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_the_trunk_is_the_librarys_own_bit_for_bit(case: Case, model: DraftingModel, tmp_path) -> None:
-    """Its network, cache and loading against our driver, layers and loading."""
+def test_the_trunk_is_the_librarys_own_bit_for_bit(
+    case: Case, model: DraftingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its network, cache and loading against our driver, layers and loading, with MLX's own attention in both."""
     if case.name == "qwen3_next-b":
         pytest.skip("the library does not take the rotary settings that transformers writes")
     network, _ = load_library_model(case.write(tmp_path).path)
     ids = mx.array(case.arrays()["short_ids"])
     theirs = network(ids, cache=network.make_cache())
+    fused = model.project(model.forward(ids, model.make_cache()).post)
+    mx.eval(fused)
+    monkeypatch.setattr(blocks, "extension", lambda: None)
     assert mx.array_equal(theirs, model.project(model.forward(ids, model.make_cache()).post)).item()
+    assert mx.abs(theirs - fused).max().item() < TRUNK_TOLERANCE
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 1000])

@@ -66,12 +66,12 @@ static int enter(const block_weights *w, ptrdiff_t rows, const float *x, const f
 }
 
 /* Attention of the rows [from, to) of one group of heads; `scores` and `sums` are buffers. */
-static void attend(const block_weights *w, ptrdiff_t rows, ptrdiff_t total, ptrdiff_t from, ptrdiff_t to, ptrdiff_t h,
-                   const float *queries, block_past keys, block_past values, int sees, const unsigned char *mask,
-                   float *scores, float *sums, float *mixed, float *attended)
+static void attend_group(const block_heads *n, ptrdiff_t rows, ptrdiff_t total, ptrdiff_t from, ptrdiff_t to,
+                         ptrdiff_t h, const float *queries, block_past keys, block_past values, int sees,
+                         const unsigned char *mask, float *scores, float *sums, float *mixed, float *attended)
 {
     const form *f = forms_current();
-    const ptrdiff_t width = w->width, group = w->heads / w->kv_heads, count = (to - from) * group;
+    const ptrdiff_t width = n->width, group = n->heads / n->kv_heads, count = (to - from) * group;
     const ptrdiff_t past = total - rows, most = sees == BLOCK_SEES_CAUSALLY ? past + to : total;
     exact_cblas_sgemm(ROW_MAJOR, NO_TRANS, TRANS, (int)count, (int)most, (int)width, 1,
                       queries + (h * rows + from) * group * width, (int)width, keys.data + h * keys.head_stride,
@@ -85,30 +85,57 @@ static void attend(const block_weights *w, ptrdiff_t rows, ptrdiff_t total, ptrd
     exact_cblas_sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, (int)count, (int)width, (int)most, 1, scores, (int)most,
                       values.data + h * values.head_stride, (int)width, 0, mixed, (int)width);
     for (ptrdiff_t i = 0; i < count; i++) {
-        float *to_row = attended + ((from + i / group) * w->heads + h * group + i % group) * width;
+        float *to_row = attended + ((from + i / group) * n->heads + h * group + i % group) * width;
         const float *row = mixed + i * width, scale = 1 / sums[i];
         for (ptrdiff_t d = 0; d < width; d++)
             to_row[d] = row[d] * scale;
     }
 }
 
+/* Queries [kv_heads, S, heads / kv_heads, D], scaled, over all P keys and values, to [S, heads, D]. */
+static int attend_scaled(const block_heads *n, ptrdiff_t rows, ptrdiff_t total, const float *queries, block_past keys,
+                         block_past values, int sees, const unsigned char *mask, float *attended)
+{
+    const ptrdiff_t group = n->heads / n->kv_heads;
+    ptrdiff_t step = SCORE_ROWS / group;
+    step = step < 1 ? 1 : step > rows ? rows : step;
+    float *scores = scratch(SCRATCH_SCORES, sizeof(float) * (size_t)(step * group * (total + 1 + n->width)));
+    if (!scores)
+        return 0;
+    float *sums = scores + step * group * total, *mixed = sums + step * group;
+    for (ptrdiff_t from = 0; from < rows; from += step)
+        for (ptrdiff_t h = 0; h < n->kv_heads; h++)
+            attend_group(n, rows, total, from, from + step < rows ? from + step : rows, h, queries, keys, values, sees,
+                         mask, scores, sums, mixed, attended);
+    return 1;
+}
+
+static int attend(const block_heads *n, float scale, ptrdiff_t rows, ptrdiff_t total, const float *queries,
+                  block_past keys, block_past values, int sees, const unsigned char *mask, float *y)
+{
+    const ptrdiff_t width = n->width, group = n->heads / n->kv_heads;
+    float *scaled = scratch(SCRATCH_BLOCK, sizeof(float) * (size_t)(rows * n->heads * width));
+    if (!scaled)
+        return 0;
+    for (ptrdiff_t h = 0; h < n->heads; h++)
+        for (ptrdiff_t s = 0; s < rows; s++) {
+            const float *from = queries + (h * rows + s) * width;
+            float *to = scaled + ((h / group * rows + s) * group + h % group) * width;
+            for (ptrdiff_t d = 0; d < width; d++)
+                to[d] = from[d] * scale;
+        }
+    return attend_scaled(n, rows, total, scaled, keys, values, sees, mask, y);
+}
+
 static int leave(const block_weights *w, ptrdiff_t rows, ptrdiff_t total, const float *x, const float *queries,
                  block_past keys, block_past values, int sees, const unsigned char *mask, float *y)
 {
     const form *f = forms_current();
-    const ptrdiff_t width = w->width, group = w->heads / w->kv_heads, heads = w->heads * width;
-    ptrdiff_t step = SCORE_ROWS / group;
-    step = step < 1 ? 1 : step > rows ? rows : step;
-    const ptrdiff_t wide = heads > w->hidden ? heads : w->hidden;
+    const block_heads n = {w->heads, w->kv_heads, w->width};
+    const ptrdiff_t heads = w->heads * w->width, wide = heads > w->hidden ? heads : w->hidden;
     float *attended = scratch(SCRATCH_BLOCK, sizeof(float) * (size_t)(rows * (wide + 2 * w->inner)));
-    float *scores = scratch(SCRATCH_SCORES, sizeof(float) * (size_t)(step * group * (total + 1 + width)));
-    if (!attended || !scores)
+    if (!attended || !attend_scaled(&n, rows, total, queries, keys, values, sees, mask, attended))
         return 0;
-    float *sums = scores + step * group * total, *mixed = sums + step * group;
-    for (ptrdiff_t from = 0; from < rows; from += step)
-        for (ptrdiff_t h = 0; h < w->kv_heads; h++)
-            attend(w, rows, total, from, from + step < rows ? from + step : rows, h, queries, keys, values, sees, mask,
-                   scores, sums, mixed, attended);
     project(attended, rows, heads, w->out, w->out_bias, w->hidden, y);
     add_rows(x, rows * w->hidden, y);
     float *normed = attended, *both = attended + rows * wide;
@@ -123,4 +150,4 @@ static int leave(const block_weights *w, ptrdiff_t rows, ptrdiff_t total, const 
     return 1;
 }
 
-const block_calls blocks = {BLOCK_CALLS, enter, leave, norm_rows};
+const block_calls blocks = {BLOCK_CALLS, enter, leave, attend, norm_rows};

@@ -1,4 +1,4 @@
-/* A llama-type decoder block as two calls, before and after the rows of its cache are written.
+/* A llama-type decoder block as two calls, before and after the rows of its cache are written, and attention alone.
  *
  * Every row of the result depends on that row, its position, its keys and its values alone: not on how many rows come
  * together, and not on keys that it does not see. The products are those of products.h; the rest is in rows.inc.
@@ -28,6 +28,11 @@ typedef struct {
     ptrdiff_t head_stride;
 } block_past;
 
+/* Attention heads of `width` D each; heads / kv_heads queries share keys and values. */
+typedef struct {
+    ptrdiff_t heads, kv_heads, width;
+} block_heads;
+
 /* How much of the P keys each of the S rows sees: all; all but the later of the S last ones; or what [S, P] says. */
 enum { BLOCK_SEES_ALL, BLOCK_SEES_CAUSALLY, BLOCK_SEES_MASKED };
 
@@ -40,13 +45,17 @@ typedef struct {
     /* x [S, H], its queries, and all P keys and values to y [S, H]. Returns 0 when memory is out. */
     int (*leave)(const block_weights *, ptrdiff_t rows, ptrdiff_t total, const float *x, const float *queries,
                  block_past keys, block_past values, int sees, const unsigned char *mask, float *y);
+    /* Queries [heads, S, D] times `scale` over all P keys and values, to y [S, heads, D]. Returns 0 when memory is out.
+     */
+    int (*attend)(const block_heads *, float scale, ptrdiff_t rows, ptrdiff_t total, const float *queries,
+                  block_past keys, block_past values, int sees, const unsigned char *mask, float *y);
     /* y = norm of x [S, n]. */
     void (*norm)(const float *x, const float *weight, float eps, ptrdiff_t rows, ptrdiff_t n, float *y);
 } block_calls;
 
 /* Name of the capsule, and of this layout of the structures above: a new one whenever they change. */
 #define BLOCK_CAPSULE "polytoken.kernels._products.blocks"
-#define BLOCK_CALLS "blocks 1"
+#define BLOCK_CALLS "blocks 2"
 
 extern const block_calls blocks;
 

@@ -1,7 +1,8 @@
 // Decoder blocks as MLX operations: `polytoken.kernels._fused`.
 //
-// Two operations stand for a block, before and after its cache grows, where MLX's own would be some thirty. What they
-// compute is in block.c; here is only what MLX and Python need to see of it.
+// Two operations stand for a block, before and after its cache grows, where MLX's own would be some thirty; another is
+// attention alone, for blocks of other kinds. What they compute is in block.c; here is only what MLX and Python need to
+// see of it.
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -117,6 +118,24 @@ void expect_rows(const mx::array &a, const char *what)
         throw std::runtime_error(std::string(what) + " must be contiguous");
 }
 
+// Keys or values as block.c wants them.
+block_past past(const mx::array &a)
+{
+    const auto &strides = a.strides();
+    const bool rows_follow = (a.shape(3) == 1 || strides[3] == 1) && (a.shape(2) == 1 || strides[2] == a.shape(3));
+    if (!rows_follow)
+        throw std::runtime_error("rows of keys and values must follow one another");
+    return {floats(a), static_cast<std::ptrdiff_t>(strides[1])};
+}
+
+const unsigned char *mask_of(int sees, const mx::array &last)
+{
+    if (sees != BLOCK_SEES_MASKED)
+        return nullptr;
+    expect_rows(last, "mask");
+    return reinterpret_cast<const unsigned char *>(last.data<bool>());
+}
+
 class Enter : public CpuPrimitive {
 public:
     Enter(mx::Stream stream, Held weights) : CpuPrimitive(stream), weights_(std::move(weights)) {}
@@ -150,30 +169,43 @@ public:
     {
         expect_rows(in[0], "rows of a block");
         expect_rows(in[1], "queries of a block");
-        if (sees_ == BLOCK_SEES_MASKED)
-            expect_rows(in[4], "mask of a block");
         make_room(out[0]);
         mx::cpu::get_command_encoder(stream()).dispatch(
             [w = weights_, sees = sees_, rows = in[0].shape(0), total = in[2].shape(2), x = floats(in[0]),
              q = floats(in[1]), k = past(in[2]), v = past(in[3]), size = out[0].size(), y = out[0].data<float>(),
-             mask = sees_ == BLOCK_SEES_MASKED ? reinterpret_cast<const unsigned char *>(in[4].data<bool>())
-                                               : nullptr] {
+             mask = mask_of(sees_, in.back())] {
                 if (!calls->leave(&w->raw, rows, total, x, q, k, v, sees, mask, y))
                     fail_as_nan(y, size);
             });
     }
 
 private:
-    static block_past past(const mx::array &a)
+    Held weights_;
+    int sees_;
+};
+
+class Attend : public CpuPrimitive {
+public:
+    Attend(mx::Stream stream, block_heads heads, float scale, int sees)
+        : CpuPrimitive(stream), heads_(heads), scale_(scale), sees_(sees) {}
+    const char *name() const override { return "RowAttention"; }
+
+    void eval_cpu(const std::vector<mx::array> &in, std::vector<mx::array> &out) override
     {
-        const auto &strides = a.strides();
-        const bool rows_follow = (a.shape(3) == 1 || strides[3] == 1) && (a.shape(2) == 1 || strides[2] == a.shape(3));
-        if (!rows_follow)
-            throw std::runtime_error("rows of keys and values must follow one another");
-        return {floats(a), static_cast<std::ptrdiff_t>(strides[1])};
+        expect_rows(in[0], "queries");
+        make_room(out[0]);
+        mx::cpu::get_command_encoder(stream()).dispatch(
+            [n = heads_, scale = scale_, sees = sees_, rows = in[0].shape(2), total = in[1].shape(2), q = floats(in[0]),
+             k = past(in[1]), v = past(in[2]), size = out[0].size(), y = out[0].data<float>(),
+             mask = mask_of(sees_, in.back())] {
+                if (!calls->attend(&n, scale, rows, total, q, k, v, sees, mask, y))
+                    fail_as_nan(y, size);
+            });
     }
 
-    Held weights_;
+private:
+    block_heads heads_;
+    float scale_;
     int sees_;
 };
 
@@ -203,6 +235,17 @@ void expect_floats(const mx::array &a, std::initializer_list<int> shape, const c
     expect(a.dtype() == mx::float32 && a.shape() == mx::Shape(shape), what);
 }
 
+// What rows see, as block.c counts it; a mask becomes the last input.
+int add_mask(std::vector<mx::array> &inputs, int rows, int total, bool causal, const std::optional<mx::array> &mask)
+{
+    expect(!causal || total >= rows, "causal rows must be among the keys");
+    if (!mask)
+        return causal ? BLOCK_SEES_CAUSALLY : BLOCK_SEES_ALL;
+    expect(mask->dtype() == mx::bool_ && mask->shape() == mx::Shape({rows, total}), "mask must be bool [S, P]");
+    inputs.push_back(mx::contiguous(*mask));
+    return BLOCK_SEES_MASKED;
+}
+
 nb::object enter(const Held &w, const mx::array &x, const mx::array &cosines, const mx::array &sines)
 {
     expect(x.ndim() == 2, "x must be [S, H]");
@@ -226,14 +269,25 @@ mx::array leave(const Held &w, const mx::array &x, const mx::array &queries, con
     expect_floats(queries, {kv_heads, rows, heads / kv_heads, width}, "queries must be those of enter");
     expect_floats(keys, {1, kv_heads, total, width}, "keys must be float32 [1, h, P, D]");
     expect_floats(values, {1, kv_heads, total, width}, "values must be float32 [1, h, P, D]");
-    expect(!causal || total >= rows, "causal rows must be among the keys");
     std::vector<mx::array> inputs = {x, queries, keys, values};
-    if (mask) {
-        expect(mask->dtype() == mx::bool_ && mask->shape() == mx::Shape({rows, total}), "mask must be bool [S, P]");
-        inputs.push_back(mx::contiguous(*mask));
-    }
-    const int sees = mask ? BLOCK_SEES_MASKED : causal ? BLOCK_SEES_CAUSALLY : BLOCK_SEES_ALL;
+    const int sees = add_mask(inputs, rows, total, causal, mask);
     return mx::array(x.shape(), mx::float32, std::make_shared<Leave>(here(), w, sees), std::move(inputs));
+}
+
+mx::array attend(const mx::array &queries, const mx::array &keys, const mx::array &values, float scale, bool causal,
+                 const std::optional<mx::array> &mask)
+{
+    expect(queries.ndim() == 4 && keys.ndim() == 4, "queries must be [1, H, S, D], keys [1, h, P, D]");
+    const int heads = queries.shape(1), rows = queries.shape(2), width = queries.shape(3);
+    const int kv_heads = keys.shape(1), total = keys.shape(2);
+    expect(kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
+    expect_floats(queries, {1, heads, rows, width}, "queries must be float32 [1, H, S, D]");
+    expect_floats(keys, {1, kv_heads, total, width}, "keys must be float32 [1, h, P, D]");
+    expect_floats(values, {1, kv_heads, total, width}, "values must be float32 [1, h, P, D]");
+    std::vector<mx::array> inputs = {mx::contiguous(queries), keys, values};
+    const int sees = add_mask(inputs, rows, total, causal, mask);
+    auto op = std::make_shared<Attend>(here(), block_heads{heads, kv_heads, width}, scale, sees);
+    return mx::array({1, rows, heads * width}, mx::float32, std::move(op), std::move(inputs));
 }
 
 mx::array norm(const mx::array &x, const mx::array &weight, float eps)
@@ -291,5 +345,8 @@ NB_MODULE(_fused, m)
                bool causal, const std::optional<mx::array> &mask) { return leave(b.held, x, q, k, v, causal, mask); },
             nb::arg("x"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("causal") = false,
             nb::arg("mask").none() = nb::none(), "x and all P keys and values [1, h, P, D] -> the block's result [S, H]");
+    m.def("attend", &attend, nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("scale"),
+          nb::arg("causal") = false, nb::arg("mask").none() = nb::none(),
+          "queries [1, H, S, D] over all P keys and values [1, h, P, D] -> [1, S, H D]");
     m.def("norm", &norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), "root mean square norm of x [S, n]");
 }
