@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from polytoken import __version__
 from polytoken.backend import DEVICES, check_products, enable_products, select_device
 from polytoken.engine import Label, LoadedLane, SchedulerLimits
-from polytoken.errors import CheckpointError, UsageError
+from polytoken.errors import UsageError
 from polytoken.events import RuntimeLoaded
 from polytoken.kernels.products import ProductsReport
 from polytoken.lanes.canvas.settings import CanvasSettings
@@ -159,7 +158,6 @@ def _load_lane(options: EngineOptions, progress: Progress, warn: Warn) -> Loaded
     from polytoken.text.prompt import prompt_ids  # noqa: PLC0415
 
     runtime = _load_runtime(options.model, options, progress)
-    refuse_packed_canvas(runtime, cuda=device != "cpu" and sys.platform != "darwin")
     numerics = f"{device}/{runtime.dtype}/{products.kind}/{products.form}"
     tier = _open_tier(runtime, options, warn)
     try:
@@ -206,22 +204,6 @@ def _load_runtime(model: str, options: EngineOptions, progress: Progress) -> Run
         offline=options.offline,
         progress=progress,
     )
-
-
-def refuse_packed_canvas(runtime: Runtime, *, cuda: bool) -> None:
-    """Raise CheckpointError for a canvas checkpoint whose weights stay packed on a CUDA GPU.
-
-    There its logits were wrong by whole units, or not finite, against the same weights unpacked (MLX 0.32.4, one H200).
-    """
-    from polytoken.lanes.canvas.opening import is_canvas  # noqa: PLC0415
-
-    if cuda and runtime.quantisation is not None and is_canvas(runtime):
-        raise CheckpointError(
-            f"{runtime.name}: packed canvas weights give wrong numbers with MLX on CUDA; add --dequantise (from Python "
-            "dequantise=True) to unpack them at load",
-            code="packed_on_cuda",
-            field="--dequantise",
-        )
 
 
 def _open_tier(runtime: Runtime, options: EngineOptions, warn: Warn) -> DiskTier | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from canvas_serving import SETTINGS, mixed_requests, open_lane, serve
 
@@ -13,10 +12,7 @@ from polytoken.testkit.modilify import write_modilify
 from polytoken.testkit.tiny import write_checkpoint
 
 
-@pytest.mark.skipif(mx.cuda.is_available(), reason="MLX's packed products are wrong there: refused at load")
-@pytest.mark.parametrize(
-    ("kind", "bits"), [pytest.param("modilify", 4, marks=pytest.mark.slow), ("block", 8)]
-)  # MLX's packed products are slow here
+@pytest.mark.parametrize(("kind", "bits"), [pytest.param("modilify", 4, marks=pytest.mark.slow), ("block", 8)])
 def test_packed_weights_serve_alone_and_in_company(tmp_path: Path, kind: str, bits: int) -> None:
     if kind == "modilify":
         write_modilify(tmp_path, bits=bits, seed=6)

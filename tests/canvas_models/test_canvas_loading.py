@@ -254,7 +254,6 @@ def test_absent_bounds_differ_from_null_ones(tmp_path: Path) -> None:
     assert (set_.sample_top_k, set_.failure_top_k, set_.failure_min_p, set_.target_confidence) == (7, 7, 0.1, 0.8)
 
 
-@pytest.mark.skipif(mx.cuda.is_available(), reason="MLX's packed products are wrong there: refused at load")
 @pytest.mark.parametrize("family", ["diffusion_gemma", "modilify_mk2"])
 def test_packed_weights_stay_packed_or_are_widened(tmp_path: Path, family: str) -> None:
     if family == "diffusion_gemma":

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 import polytoken
-from polytoken.assembly import refuse_packed_canvas
-from polytoken.checkpoint import load_runtime
-from polytoken.errors import CheckpointError, UsageError
+from polytoken.errors import UsageError
 from polytoken.events import GenerationResult, InferenceSummary
 from polytoken.lanes.canvas.settings import CanvasSettings
 from polytoken.lanes.mtp.settings import MtpSettings
@@ -100,15 +98,3 @@ def test_more_rows_than_a_canvas_step_takes_are_served_all_the_same(checkpoints:
     assert isinstance(summary, InferenceSummary)
     rates = [summary.extra[name] for name in ("denoise_steps_per_second", "scheduler_denoises_per_second")]
     assert 0 < rates[0] <= rates[1]
-
-
-def test_packed_canvas_weights_are_refused_on_cuda_and_only_there(tmp_path: Path) -> None:
-    for name, bits in (("packed", 4), ("plain", None)):
-        write_modilify(tmp_path / name, **({} if bits is None else {"bits": bits}))
-    write_checkpoint(tmp_path / "causal", "llama", bits=4)
-    packed, plain, causal = (load_runtime(tmp_path / name, dequantise=False) for name in ("packed", "plain", "causal"))
-    with pytest.raises(CheckpointError, match="--dequantise") as refusal:
-        refuse_packed_canvas(packed, cuda=True)
-    assert refusal.value.code == "packed_on_cuda"
-    for runtime, cuda in ((packed, False), (plain, True), (causal, True)):
-        refuse_packed_canvas(runtime, cuda=cuda)
