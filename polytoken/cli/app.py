@@ -46,3 +46,6 @@ def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the engine's log on stderr.")] = False,
 ) -> None:
     """Options in front of the verb. `debug` is read by `entry`, which is where errors end."""
+
+
+command = typer.main.get_command(app)  # once: a call of `app` itself builds every verb anew

@@ -62,9 +62,9 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     try:
         prepare_streams()
         _prepare_log(debug=debug)
-        from polytoken.cli.app import app  # noqa: PLC0415  (after the streams are prepared)
+        from polytoken.cli.app import command  # noqa: PLC0415  (after the streams are prepared)
 
-        status = app(words, prog_name="polytoken", standalone_mode=False)
+        status = command(words, prog_name="polytoken", standalone_mode=False)
         sys.stdout.flush()
     except PolytokenError as error:
         say("error", describe(error))
