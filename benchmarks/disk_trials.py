@@ -18,7 +18,7 @@ import mlx.core as mx
 from polytoken.kernels import products
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS / name) for name in ("disk", "reference", "mtp", "sessions")]
+sys.path[:0] = [str(TESTS / name) for name in ("disk", "reference", "mtp", "canvas_lane", "sessions")]
 
 from disk_talks import restore_often  # noqa: E402
 from session_talks import KINDS  # noqa: E402

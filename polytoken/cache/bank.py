@@ -510,15 +510,16 @@ class StateBank:
         return True
 
     def _thin(self, node: Node, *, newest: int) -> None:
-        """Keep the restore points of one sequence within their budget."""
+        """Keep the restore points of one sequence within their budget, but for the newest and those of snapshots."""
         path = node.path()
         sizes = {position: mark.nbytes for each in path for position, mark in each.marks.items()}
         if sum(sizes.values()) <= self.mark_bytes:
             return
-        wanted = {newest} | {position for each in path for position in each.holders.values()}
+        stay = {newest} | {at for each in path for at in self.sessions.pinned_at(each)}
+        wanted = stay | {position for each in path for position in each.holders.values()}
         wanted |= {each.stop for each in path if len(each.children) > 1}
         grid = self._tree.identity_of(node).grid
-        keep = choose_anchors(sizes, wanted=wanted, budget=self.mark_bytes, grid=grid) | {newest}
+        keep = choose_anchors(sizes, wanted=wanted, budget=self.mark_bytes, grid=grid) | stay
         for each in path:
             kept = [mark for position, mark in each.marks.items() if position in keep]
             self._counts["thinned"] += len(each.marks) - len(kept)

@@ -128,7 +128,11 @@ class SessionBook:
 
     def is_pinned(self, node: Node) -> bool:
         """Whether a named snapshot stands on this node."""
-        return any(holder.startswith("snapshot ") for holder in node.holders)
+        return bool(self.pinned_at(node))
+
+    def pinned_at(self, node: Node) -> set[int]:
+        """The positions in this node at which named snapshots stand."""
+        return {position for holder, position in node.holders.items() if holder.startswith("snapshot ")}
 
     def is_active(self, node: Node) -> bool:
         """Whether a session used lately stands on this node."""

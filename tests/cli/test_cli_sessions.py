@@ -82,18 +82,23 @@ def test_sessions_are_listed_shown_and_cleared(polytoken: Runner, tiny: str, fol
     assert "no named sessions" in polytoken("sessions", "list", "--session-dir", str(folder)).err
 
 
+@pytest.mark.parametrize("kind", ["tiny", "canvas", "export"])
 def test_a_conversation_of_chat_comes_back_warm_and_goes_with_its_session(
-    polytoken: Runner, tiny: str, folder: Path
+    polytoken: Runner, folder: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
+    """On ar, and on the canvas lane without and with latent deliberation."""
+    model = request.getfixturevalue(kind)
+
     def talk(line: str) -> Outcome:
         return polytoken(
-            "chat", "--model", tiny, "--session", "mine", "--session-dir", str(folder), "--max-new-tokens", "5",
-            "--verbose", stdin=line + "\n",
+            "chat", "--model", model, "--session", "mine", "--session-dir", str(folder), "--max-new-tokens", "5",
+            "--prefill-chunk-size", "8", "--verbose", stdin=line + "\n",
         )  # fmt: skip
 
     assert talk("hello there").status == 0
     second = talk("and then?")
     assert second.status == 0
+    assert "2 messages resumed" in second.err
     assert " cached" in second.err
     report = json.loads(polytoken("sessions", "list", "--session-dir", str(folder), "--json").out)
     assert report["conversations"] == ["mine"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from disk_records import folder_bytes
 from disk_talks import DiskTalks, restore_often
-from session_talks import KINDS
+from session_talks import CANVAS_KINDS, CHUNK, KINDS
 
 from polytoken.cache.disk.folder import Folder
 from polytoken.cache.disk.record import read_header
@@ -30,6 +30,26 @@ def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(tmp_pa
         run.restart()
         assert run.talks.bank.sessions.committed("a") == run.talks.texts["a"]
         text = (*run.talks.texts["a"], 100 + turn, 101, 102)
+    run.close()
+
+
+@pytest.mark.parametrize("kind", CANVAS_KINDS)
+def test_a_canvas_conversation_goes_on_after_a_restart_from_its_last_whole_chunk(tmp_path: Path, kind: str) -> None:
+    """E07: also a fork of it, and one that parts from it anywhere; every state, latent and token as cold."""
+    run = DiskTalks(tmp_path, kind)
+    text: tuple[int, ...] = tuple(range(20, 41))
+    before = 0
+    for turn in range(3):
+        row = run.talks.say("a", text, count=5 + turn)
+        assert row.cached_tokens == before // CHUNK * CHUNK
+        before = len(text)
+        run.restart()
+        assert run.talks.bank.sessions.committed("a") == run.talks.texts["a"]
+        text = (*run.talks.texts["a"], 100 + turn, 101, 102)
+    run.talks.fork("a", "b")
+    assert run.talks.say("b", (*run.talks.texts["b"], 9), count=5).cached_tokens == before // CHUNK * CHUNK
+    run.restart()
+    assert run.talks.say(None, (*text[:19], 9, 9), count=5).cached_tokens == 16
     run.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from polytoken.kernels import products
 
-for folder in ("reference", "mtp"):
+for folder in ("reference", "mtp", "canvas_lane"):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / folder))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_talks import EVERY_KIND, KINDS, Talks
+from session_talks import CANVAS_KINDS, CHUNK, EVERY_KIND, KINDS, Talks, play
 
 from polytoken.request import SamplingParams
 
@@ -42,46 +42,14 @@ steps = st.lists(
 )
 
 
-def play(talks: Talks, step: tuple) -> None:
-    kind, *rest = step
-    texts = talks.texts
-    if kind == "turn":
-        name, more, count, sampling, keep = rest
-        talks.say(name, (*texts.get(name, (1, 2, 3)), *more), count=count, seed=count, sampling=sampling, keep=keep)
-    elif kind == "edit":  # the client goes back to somewhere in the middle and says something else
-        name, share, more, count = rest
-        text = texts.get(name, ())
-        talks.say(name, (*text[: int(share * len(text))], *more), count=count)
-    elif kind == "again":  # the same prompt once more, as it stands
-        name, count = rest
-        talks.say(name, texts.get(name) or (4, 4), count=count)
-    elif kind == "cancel":
-        name, more = rest
-        talks.say(name, (*texts.get(name, ()), *more), cancel=True)
-    elif kind == "stranger":
-        more, count = rest
-        talks.say(None, (1, 2, 3, *more), count=count)
-    elif kind == "fork":
-        source, name = rest
-        if source in texts and name not in texts:
-            talks.fork(source, name)
-    elif kind == "snapshot":
-        (name,) = rest
-        if name in texts:
-            talks.snapshot("s", name)
-    elif kind == "restore":
-        (name,) = rest
-        if talks.snapshots:
-            talks.restore("s", name)
-    elif kind == "clear":
-        talks.clear(*rest)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *CANVAS_KINDS])
 @given(steps=steps, limit=st.sampled_from([0, 150_000, 400_000, 1 << 28]), marks=st.sampled_from([None, 100_000]))
 @settings(max_examples=15, deadline=None)
 def test_random_conversations_give_the_bits_of_cold_ones(kind: str, steps: list, limit: int, marks: int | None) -> None:
-    """Also E01, E02, E04, E12: no borrower, former owner, repetition or speculation leaves a trace."""
+    """Also E01, E02, E04, E12: no borrower, former owner, repetition or speculation leaves a trace.
+
+    `benchmarks/session_trials.py` plays hundreds.
+    """
     talks = Talks(kind, limit, mark_bytes=marks)
     for step in steps:
         play(talks, step)
@@ -127,3 +95,22 @@ def test_without_the_live_state_the_stored_one_serves_as_well(kind: str) -> None
         row = talks.say(name, (*talks.texts[name], 5 + number, 6), count=9)
         assert row.cached_tokens == len(row.prefill.ids) - 2
     assert talks.lane.statistics()["prefix_cache_live_hits"] == 1
+
+
+@pytest.mark.parametrize("kind", CANVAS_KINDS)
+def test_a_canvas_turn_goes_on_from_the_last_whole_chunk_of_the_prompt_before(kind: str) -> None:
+    """E06: a fork and a restored snapshot do, too; answers are encoded again, on the grid, with the next prompt."""
+    talks = Talks(kind, 1 << 28)
+    text = tuple(range(20, 41))
+    talks.say("a", text, count=7)
+    talks.snapshot("s", "a")
+    talks.fork("a", "b")
+    for name, more, known in (("a", 5, len(text)), ("b", 7, len(talks.texts["b"]))):  # a has encoded b's history
+        row = talks.say(name, (*talks.texts[name], more, 6), count=7)
+        assert row.cached_tokens == known // CHUNK * CHUNK
+    talks.restore("s", "b")
+    assert talks.texts["b"][: len(text)] == text
+    row = talks.say("b", (*talks.texts["b"], 5, 6), count=7)  # as before: a whole prompt that is known
+    assert (row.cached_tokens, row.cache_miss) == (len(row.prefill.ids), None)
+    before = len(row.prefill.ids)
+    assert talks.say("a", (*talks.texts["a"], 7), count=7).cached_tokens == before // CHUNK * CHUNK

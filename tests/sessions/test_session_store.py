@@ -250,6 +250,19 @@ def test_named_snapshots_stay_and_what_cannot_fit_beside_them_is_refused() -> No
     assert branches.drop_snapshot(bank, "s") and not branches.drop_snapshot(bank, "s")
 
 
+def test_the_restore_point_of_a_named_snapshot_is_never_thinned() -> None:
+    """E06: however little the restore points of one sequence may take, a name stands where it was given."""
+    bank = make_bank(mark_bytes=STATE + 8)
+    text = run(1, 5)
+    serve(bank, text, session="a")
+    branches.take_snapshot(bank, "s", "a")
+    for turn in range(5):
+        text = [*text, *run(100 * turn, 3)]
+        serve(bank, text, session="a")
+    assert branches.report_snapshots(bank)[0].restorable == 5
+    assert bank.find([*run(1, 5), 99]).length == 5
+
+
 def test_a_session_has_a_limit_of_its_own() -> None:
     """E19: what is larger is refused with a reason, and what was there before stays."""
     bank = make_bank(session_limit_bytes=12 * ROW + 4 * (STATE + 8))
