@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, Final
 
 from polytoken.server.errors import ApiError
@@ -10,23 +11,36 @@ from polytoken.server.errors import ApiError
 REMEMBERED: Final = 1000  # answers that previous_response_id may name
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """A conversation up to one of its answers.
+
+    Attributes:
+        turns: its messages, the answer included.
+        session: under which the engine keeps its tokens, so that the next turn goes on from them.
+    """
+
+    turns: tuple[dict[str, Any], ...]
+    session: str | None
+
+
 class ResponseStore:
     """Conversations by the id of their latest answer; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._turns: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._known: OrderedDict[str, Remembered] = OrderedDict()
 
-    def put(self, answer_id: str, turns: list[dict[str, Any]]) -> None:
-        self._turns[answer_id] = turns
-        while len(self._turns) > REMEMBERED:
-            self._turns.popitem(last=False)
+    def put(self, answer_id: str, conversation: Remembered) -> None:
+        self._known[answer_id] = conversation
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
 
-    def get(self, answer_id: str) -> list[dict[str, Any]]:
+    def get(self, answer_id: str) -> Remembered:
         """The conversation up to that answer. Raises ApiError, 404."""
-        turns = self._turns.get(answer_id)
-        if turns is None:
+        known = self._known.get(answer_id)
+        if known is None:
             raise ApiError(
                 404, f"there is no stored response {answer_id!r}", code="response_not_found",
                 param="previous_response_id",
             )  # fmt: skip
-        return turns
+        return known

@@ -18,6 +18,7 @@ from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.records import ChatRequest, Record
+from polytoken.server.remembered import Remembered
 from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import KEEP_ALIVE, frame
@@ -57,12 +58,15 @@ async def responses(request: HttpRequest) -> Response:
         raise unsupported("background is not supported", param="background")
     if body.top_logprobs:
         raise unsupported("top_logprobs is not supported here; chat completions have them", param="top_logprobs")
-    earlier = [] if body.previous_response_id is None else state.responses.get(body.previous_response_id)
-    turns = [*earlier, *input_turns(body.input)]
+    earlier = None if body.previous_response_id is None else state.responses.get(body.previous_response_id)
+    turns = [*(() if earlier is None else earlier.turns), *input_turns(body.input)]
     asked = check(ChatRequest, to_chat(body, turns))
+    session = session_of(request.headers, body.metadata)
+    if session is None and body.store is not False:  # what is remembered here goes on from its tokens, too
+        session = new_id("conv_") if earlier is None else earlier.session
     async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, asked, prefix="resp_", session=session_of(request.headers, body.metadata))
-    call = _Call(state, chat, body, turns)
+        chat = await open_chat(state, model, asked, prefix="resp_", session=session)
+    call = _Call(state, chat, body, turns, session)
     headers = answer_headers(chat.answer_id, asked, chat.model)
     return await reply(request, chat.turn, stream=body.stream, whole=call.whole, frames=call.frames, headers=headers)
 
@@ -139,6 +143,7 @@ class _Call:
     chat: Chat
     body: ResponsesRequest
     turns: list[dict[str, Any]]
+    session: str | None
     items: list[dict[str, Any]] = field(default_factory=list)
     number: int = 0
     _kind: str | None = None
@@ -172,7 +177,8 @@ class _Call:
     def _finish(self) -> dict[str, Any]:
         answer = self.chat.answers[0]
         if self.body.store is not False:
-            self.state.responses.put(self.chat.answer_id, [*self.turns, _said(answer)])
+            conversation = Remembered((*self.turns, _said(answer)), self.session)
+            self.state.responses.put(self.chat.answer_id, conversation)
         return self._record("incomplete" if answer.finish_reason == "length" else "completed")
 
     def _record(self, status: str) -> dict[str, Any]:

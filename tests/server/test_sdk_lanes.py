@@ -1,4 +1,4 @@
-"""The real clients over every lane: two tiny canvas models and a tiny hybrid with a draft head, beside their engines."""
+"""The real clients over every lane: tiny canvas models and a hybrid with a draft head, beside the engines."""
 
 from __future__ import annotations
 
