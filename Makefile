@@ -2,10 +2,11 @@
 # extension, the demo model. All that is needed beforehand is make and Python 3.11 or newer; a C compiler makes it fast.
 #
 #   make demo    a real model answers, streamed
+#   make serve   the same model for OpenAI's and Anthropic's clients, with a chat page
 #   make test    the test suite            make check   style, types, import arrows
 #   make lock    resolve requirements/ anew from pyproject.toml
 #
-# Choices: BACKEND=cpu|cuda12|cuda13|darwin   PYTHON=...   VENV=...   JOBS=2   MODEL=...   PROMPT=...   TESTS=tests/cli
+# Choices: BACKEND=cpu|cuda12|cuda13|darwin   PYTHON=...   VENV=...   JOBS=2   MODEL=...   PROMPT=...   PORT=8000   TESTS=tests/cli
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -38,11 +39,12 @@ SAY := printf 'make: %s\n' >&2
 
 JOBS ?= 2
 MODEL ?= smollm2-135m
+PORT ?= 8000
 PROMPT ?= Explain in three sentences why the sky is blue.
 TESTS ?= tests
 SOURCES := $(shell find polytoken/kernels polytoken/oracle/canary -name '*.[ch]' -o -name '*.cpp' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: help demo test check lint types imports lock setup setup-dev model clean
+.PHONY: help demo serve test check lint types imports lock setup setup-server setup-dev model clean
 
 help:
 	@sed -n '/^# /s/^# //p; /^#$$/s/.*//p; /^SHELL/q' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +52,9 @@ help:
 demo: setup model
 	@$(SAY) "loading $(MODEL); then its answer to: $(PROMPT)"
 	@$(BIN)/polytoken generate --model $(MODEL) --stream --verbose --max-new-tokens 160 --prompt "$(PROMPT)"
+
+serve: setup-server model
+	@$(BIN)/polytoken serve --model $(MODEL) --port $(PORT)
 
 test: setup-dev model
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
@@ -78,6 +83,7 @@ clean:
 		polytoken/oracle/canary/_watchdog*.so
 
 setup: $(STAMPS)/project
+setup-server: setup $(STAMPS)/server
 setup-dev: setup $(STAMPS)/dev
 
 $(STAMPS)/venv:
@@ -91,6 +97,11 @@ $(STAMPS)/runtime-$(BACKEND): requirements/runtime.lock requirements/build.lock 
 		| $(STAMPS)/venv
 	@$(SAY) "installing the pinned packages for $(BACKEND) (a minute or two, a few hundred MB the first time)"
 	@$(PIP) install -qq -r requirements/runtime.lock -r requirements/build.lock -r requirements/backend-$(BACKEND).lock
+	@touch $@
+
+$(STAMPS)/server: requirements/server.lock $(STAMPS)/runtime-$(BACKEND)
+	@$(SAY) "installing what the server needs"
+	@$(PIP) install -qq -r requirements/runtime.lock -r requirements/server.lock
 	@touch $@
 
 $(STAMPS)/dev: requirements/dev.lock $(STAMPS)/runtime-$(BACKEND)

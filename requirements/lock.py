@@ -53,6 +53,8 @@ def main() -> None:
         build = without(resolve(python, BUILD), runtime)
         write("build.lock", build, "What building the project itself needs.")
         write("runtime.lock", runtime, "What the package needs everywhere, MLX backend aside.")
+        server = resolve(python, [*PROJECT["dependencies"], *EXTRAS["server"]])
+        write("server.lock", without(server, runtime, build), "What the server needs beside runtime.lock.")
         dev = resolve(python, [*PROJECT["dependencies"], *EXTRAS["server"], *EXTRAS["dev"]])
         write("dev.lock", without(dev, runtime, build), "What tests and checks need beside runtime.lock.")
         for backend in BACKENDS:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polytoken.server.settings import ServerSettings
 
 _SERVER: Final = "Server"
-_NEEDED: Final = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+_NEEDED: Final = ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance")
 
 
 def _option(text: str, *names: str, **words: Any) -> Any:
@@ -109,10 +109,10 @@ def serve(
 
     settings = ServerSettings(
         host=host, port=port, api_keys=tuple(api_key or ()), admin_keys=tuple(admin_key or ()),
-        cors_origins=tuple(cors_origin or ()), allowed_hosts=tuple(allowed_host or ()), max_body_mib=max_body_mib, max_context=max_context,
-        max_new_tokens=max_new_tokens, max_choices=max_choices, rate_limit=rate_limit,
-        request_timeout=request_timeout, keep_alive=keep_alive, drain_seconds=drain_seconds, max_loaded=max_loaded,
-        access_log=access_log,
+        cors_origins=tuple(cors_origin or ()), allowed_hosts=tuple(allowed_host or ()),
+        max_body_mib=max_body_mib, max_context=max_context, max_new_tokens=max_new_tokens, max_choices=max_choices,
+        rate_limit=rate_limit, request_timeout=request_timeout, keep_alive=keep_alive, drain_seconds=drain_seconds,
+        max_loaded=max_loaded, access_log=access_log,
     )  # fmt: skip
     special = lane_flags.LaneFlags(
         depth=depth, depth_policy=depth_policy, drafter=drafter, draft_model=draft_model,
@@ -189,16 +189,27 @@ def name_models(models: list[str]) -> dict[str, str]:
 
 
 def _announce(url: str, settings: ServerSettings, names: list[str]) -> None:
-    """The banner on standard output; the first line is the base URL alone, for programs to read."""
-    key = "any" if not settings.api_keys else "<your key>"
+    """The banner on standard output; its first line ends with the base URL, for programs to read."""
+    from polytoken.server.run import outside_url  # noqa: PLC0415
+
+    key = "<your key>" if settings.api_keys else "any"
+    shown = " -H 'Authorization: Bearer <your key>'" if settings.api_keys else ""
     lines = [
         f"polytoken serves {', '.join(names)} at {url}",
         f"  chat page      {url}/",
-        f"  health         {url}/health     metrics {url}/metrics     API {url}/docs",
+        f"  API            {url}/docs     health {url}/health     metrics {url}/metrics",
+    ]
+    if settings.host in ("0.0.0.0", "::") and (outside := outside_url(int(url.rpartition(":")[2]))):
+        lines.append(f"  from outside   {outside}/")
+    lines += [
         "  OpenAI clients",
         f"    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}",
         "  Anthropic clients",
         f"    export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}",
+        "  a first call",
+        f"    curl {url}/v1/chat/completions{shown} -H 'Content-Type: application/json' \\",
+        """      -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
+        f"  to end it      Ctrl-C: open answers have {settings.drain_seconds:g} s to finish; twice ends at once",
         f"  model          {names[0]}",
     ]
     if not settings.loopback and not settings.api_keys:

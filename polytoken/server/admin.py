@@ -135,7 +135,7 @@ async def unload(request: HttpRequest) -> Response:
 
 
 async def reload(request: HttpRequest) -> Response:
-    """Load an idle model anew, after its files have changed."""
+    """Load a model anew, after its files have changed; the old one serves meanwhile, and stays if that fails."""
     return await _settled(request, lambda state, name: state.pool.reload(name))
 
 

@@ -72,7 +72,8 @@ OPERATIONS: Final = (
     Operation("post", "/admin/models/{name}/load", ADMIN, "Load a model now; others may have to go.",
               statuses=(404, 503, 507)),
     Operation("post", "/admin/models/{name}/unload", ADMIN, "Take an idle model out of memory.", statuses=(404, 409)),
-    Operation("post", "/admin/models/{name}/reload", ADMIN, "Load an idle model anew, after its files have changed.",
+    Operation("post", "/admin/models/{name}/reload", ADMIN,
+              "Load a model anew, after its files changed; the old one serves meanwhile.",
               statuses=(404, 409, 503, 507)),
     Operation("get", "/admin/sessions", ADMIN, "Sessions, the most recently used first.", None, _MODEL, (404,)),
     Operation("delete", "/admin/sessions", ADMIN, "Forget all sessions, snapshots and stored states.", None, _MODEL,
@@ -188,7 +189,7 @@ def _section(operation: Operation, record: dict[str, Any]) -> str:
         rows = "".join(
             _row(name, field, name in schema.get("required", ())) for name, field in schema["properties"].items()
         )
-        body = f"<div class=wide><table><tr><th>Field<th>Type<th>Meaning</tr>{rows}</table></div>"
+        body = f"<div class=wide><table><tr><th>Field<th>Type and meaning</tr>{rows}</table></div>"
     query = "".join(f"<p>Query: <code>{name}</code>, {escape(text)}.</p>" for name, text in operation.query)
     errors = ", ".join(status for status in record["paths"][operation.path][operation.method]["responses"])
     return (
@@ -201,8 +202,8 @@ def _section(operation: Operation, record: dict[str, Any]) -> str:
 def _row(name: str, field: dict[str, Any], required: bool) -> str:
     star = " <em>required</em>" if required else ""
     return (
-        f"<tr><td><code>{escape(name)}</code>{star}<td>{escape(_type(field))}"
-        f"<td>{escape(field.get('description', ''))}</tr>"
+        f"<tr><td><code>{escape(name)}</code>{star}<td>{escape(_type(field))} "
+        f"<span>{escape(field.get('description', ''))}</span></tr>"
     )
 
 

@@ -99,6 +99,7 @@ class ModelPool:
         self._open = open_engine
         self._available = available
         self._lock = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,9 +141,9 @@ class ModelPool:
         options = self.options[name]
         while len(self.loaded) >= self.max_loaded:
             await self._unload_oldest(f"{name!r} needs its place")
-        needed = int(weight_bytes(options.model) * SPARE)
-        while self._available is not None and needed > self._available():
+        while self._available is not None and not self._fits(options):
             if not self.loaded:
+                needed = needed_bytes(options)
                 raise ApiError(
                     507,
                     f"the model {name!r} needs about {needed >> 20} MiB, and {self._available() >> 20} MiB are free",
@@ -150,12 +151,18 @@ class ModelPool:
                     param="model",
                 )
             await self._unload_oldest(f"{name!r} needs its memory")
+        return self.adopt(name, await self._opened(options))
+
+    def _fits(self, options: EngineOptions) -> bool:
+        return self._available is None or needed_bytes(options) <= self._available()
+
+    async def _opened(self, options: EngineOptions) -> Engine:
         try:
             engine = await asyncio.to_thread(self._open, options)
         except PolytokenError as error:
             raise from_engine(error) from None
         self.loads += 1
-        return self.adopt(name, engine)
+        return engine
 
     async def _unload_oldest(self, why: str) -> None:
         idle = [model for model in self.loaded.values() if model.users == 0]
@@ -192,11 +199,28 @@ class ModelPool:
             await self._unload_named(name)
 
     async def reload(self, name: str) -> None:
-        """Load the model anew. Errors as in `unload_idle` and `_get`; after one of a load it is not in memory."""
+        """Load the model anew. Where there is memory for both, the old one serves until the new one is ready.
+
+        Errors as in `unload_idle` and `_get`; the old one stays, unless it had to make room.
+        """
         self.check_name(name)
         async with self._lock:
-            await self._unload_named(name)
-            await self._load(name)
+            old, options = self.loaded.get(name), self.options[name]
+            if old is None or not self._fits(options):
+                await self._unload_named(name)
+                await self._load(name)
+                return
+            self.adopt(name, await self._opened(options))
+            task = asyncio.create_task(self._retire(old))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _retire(self, model: Model) -> None:
+        """Close a model that no new request can find, once nobody uses it."""
+        while model.users:
+            await asyncio.sleep(0.05)
+        self.unloads += 1
+        await asyncio.to_thread(model.engine.close, drain=True)
 
     async def _unload_named(self, name: str) -> None:
         model = self.loaded.get(name)
@@ -218,6 +242,7 @@ class ModelPool:
         for model in list(self.loaded.values()):
             del self.loaded[model.name]
             await asyncio.to_thread(model.engine.close)
+        await asyncio.gather(*self._leaving)
 
 
 def files_of(checkpoint: str) -> Files:
@@ -228,6 +253,11 @@ def files_of(checkpoint: str) -> Files:
         return frozenset((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in found)
     except OSError:
         return frozenset()
+
+
+def needed_bytes(options: EngineOptions) -> int:
+    """About what a model takes in memory; 0 where that is not known before loading."""
+    return int(weight_bytes(options.model) * SPARE)
 
 
 def weight_bytes(model: str) -> int:

@@ -57,10 +57,22 @@ def base_url(settings: ServerSettings, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
 
 
+def outside_url(port: int) -> str | None:
+    """Where other machines find a server that listens everywhere; None where there is no way out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: it only says which of our addresses would be used
+        except OSError:
+            return None
+        return f"http://{probe.getsockname()[0]}:{port}"
+
+
 async def serve(
     door: socket.socket, settings: ServerSettings, make_pool: Callable[[], ModelPool], announce: Announce
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then drain: open streams finish within the settings' time, or are failed.
+    """Serve until SIGINT, SIGTERM or the end of the terminal (SIGHUP), then drain.
+
+    Open streams finish within the settings' time, or are failed.
 
     A second signal ends at once.
 
@@ -89,8 +101,9 @@ async def serve(
             return
         leaving.append(loop.create_task(leave()))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # what nohup started stays
+            loop.add_signal_handler(number, on_signal)
     running = loop.create_task(server.serve(sockets=[door]))
     while not server.started and not running.done():
         await asyncio.sleep(0.01)

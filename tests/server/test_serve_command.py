@@ -10,21 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polytoken.cli import serve as serve_module
 from polytoken.cli.serve import name_models
-from polytoken.errors import UsageError
+from polytoken.errors import BackendError, UsageError
 
 
 class Served:
     """A running `polytoken serve --port 0`."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "polytoken.cli", "serve", "--port", "0", *arguments]
+    def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "polytoken.cli", "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.banner: list[str] = []
@@ -66,6 +68,11 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
     assert (status, record["models"]["small"]["lane"]) == (200, "ar")
     assert record["settings"]["drain_seconds"] == 10  # G06: effective settings can be seen
 
+    start = next(number for number, line in enumerate(served.banner) if line.startswith("    curl "))
+    call = "".join(served.banner[start : start + 2]).replace('"messages"', '"max_tokens": 4, "messages"')
+    told = subprocess.run(call, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(told.stdout)["object"] == "chat.completion"
+
     command = [sys.executable, "-m", "polytoken.cli", "serve", "--port", str(served.port), "--model", str(tiny_path)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 2
@@ -87,9 +94,41 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
     assert "POST /v1/chat/completions 200" in err
 
 
-def test_an_interrupt_ends_an_idle_server(served: Served) -> None:
-    status, _ = served.end(signal.SIGINT)
-    assert status == 0
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_the_terminal_drains_unless_it_was_to_be_ignored(tiny_path: Path, ignored: bool) -> None:
+    """As with SIGTERM, and `nohup` stays in force."""
+    server = Served("--model", str(tiny_path), prefix=("nohup",) if ignored else ())
+    try:
+        server.process.send_signal(signal.SIGHUP)
+        if ignored:
+            time.sleep(0.5)
+            assert server.request("GET", "/health")[0] == 200
+            assert server.end(signal.SIGINT)[0] == 0
+        else:
+            assert server.process.wait(30) == 0
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_all_files_of_the_package_are_installed() -> None:
+    """A page, kernel or table that the build leaves out is missed only by those who install it."""
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["polytoken"]
+    package = root / "polytoken"
+    kept = {file for pattern in patterns for file in package.glob(pattern)}
+    built = {".py", ".pyc", ".so"}
+    left = [file for file in package.rglob("*") if file.is_file() and file.suffix not in built and file not in kept]
+    assert left == []
+
+
+def test_what_is_missing_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "_NEEDED", ("starlette", "no_such_package"))
+    with pytest.raises(
+        BackendError, match=r'serve needs no_such_package: pip install "polytoken\[server\]"'
+    ) as missing:
+        serve_module._check_installed()
+    assert missing.value.code == "missing_server"
 
 
 def test_a_session_outlives_the_server_in_its_folder(tiny_path: Path, tmp_path: Path) -> None:

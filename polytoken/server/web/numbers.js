@@ -11,7 +11,8 @@ export class Numbers {
     this.forwards = 0;
     this.before = null;
     this.bars = [];
-    for (const id of ["rate", "yield"]) at(id).textContent = "\u2013";
+    this.summary = "";
+    this.figures(null, null);
     at("strip").replaceChildren();
     at("depths").replaceChildren();
     tell({});
@@ -31,10 +32,16 @@ export class Numbers {
     this.tokens = tokens;
     this.forwards = forwards;
     const seconds = (now - this.first) / 1000;
-    if (seconds > 0.3 && tokens > this.before) at("rate").textContent = figure((tokens - this.before) / seconds);
-    at("yield").textContent = figure(tokens / forwards, 2);
+    this.figures(seconds > 0.3 && tokens > this.before ? (tokens - this.before) / seconds : null, tokens / forwards);
     this.draw();
-    tell({ tokens, forwards, "first text": seconds >= 0 ? span((this.first - this.started) / 1000) : null });
+    tell({ tokens, forwards, "first token": seconds >= 0 ? span((this.first - this.started) / 1000) : null });
+  }
+
+  figures(rate, yielded) {
+    at("rate").textContent = rate ? figure(rate) : "\u2013";
+    at("yield").textContent = yielded ? figure(yielded, 2) : "\u2013";
+    at("glance").textContent = rate ? `${figure(rate)}/s, ${figure(yielded, 2)}/forward` : "";
+    at("glance").title = rate ? "tokens a second, tokens a forward" : "";
   }
 
   draw() {
@@ -52,14 +59,15 @@ export class Numbers {
 
   /** The server's own figures at the end. */
   finish({ usage, timings }) {
-    if (timings.predicted_per_second) at("rate").textContent = figure(timings.predicted_per_second);
-    at("yield").textContent = figure(timings.tokens_per_forward, 2);
+    this.figures(timings.predicted_per_second, timings.tokens_per_forward);
+    const rate = timings.predicted_per_second ? `${at("rate").textContent} tokens/s, ` : "";
+    this.summary = `${usage.completion_tokens.toLocaleString()} tokens, ${rate}${at("yield").textContent} tokens/forward`;
     tell({
       tokens: usage.completion_tokens, forwards: timings.forwards,
-      "of it reasoning": usage.completion_tokens_details.reasoning_tokens || null,
+      reasoning: usage.completion_tokens_details.reasoning_tokens || null,
       prompt: usage.prompt_tokens, "from cache": usage.prompt_tokens_details.cached_tokens,
-      "prompt read in": span(timings.prompt_ms / 1000),
-      "first token after": timings.ttft_ms === null ? null : span(timings.ttft_ms / 1000),
+      "prompt time": span(timings.prompt_ms / 1000),
+      "first token": timings.ttft_ms === null ? null : span(timings.ttft_ms / 1000),
       denoises: timings.denoise_steps, lane: timings.lane, ended: timings.stop_reason, seed: String(timings.seed),
     });
     depths(timings.drafted_by_depth || [], timings.accepted_by_depth || []);
@@ -130,7 +138,7 @@ export function showMemory(models, chosen, act) {
       if (model.weight_bytes) parts.push(bar("Weights", model.weight_bytes / whole, size(model.weight_bytes), "in memory"));
       if (model.cache_limit_bytes) {
         const { cache_bytes: used, cache_limit_bytes: limit } = model;
-        parts.push(bar("Prompt cache", used / limit, `${size(used)} of ${size(limit)}`, "reusable prompt states"));
+        parts.push(bar("Cache", used / limit, `${size(used)} of ${size(limit)}`, "reusable prompt states"));
       }
     }
     const row = document.createElement("p");

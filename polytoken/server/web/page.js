@@ -49,7 +49,7 @@ async function answer() {
       follow();
     }
     remember(mine, turn);
-    turn.finish({ note: finish === "length" ? "cut at the limit of tokens" : "", retry: again });
+    turn.finish({ note: numbers.summary + (finish === "length" ? "; cut at the limit of tokens" : ""), retry: again });
     say(`The answer is complete: ${numbers.tokens} tokens.`);
   } catch (error) {
     if (error.name === "AbortError") {
