@@ -84,15 +84,15 @@ def test_mtp_and_lookup_give_the_greedy_ids_of_ar(checkpoints: dict[str, Path]) 
 
 def test_more_rows_than_a_canvas_step_takes_are_served_all_the_same(checkpoints: dict[str, Path]) -> None:
     canvas = CanvasSettings(max_batch_tokens=24)  # two canvases of twelve
+    short: dict[str, Any] = {"max_new_tokens": 6, "max_denoising_steps": 12}
     with polytoken.load(checkpoints["diffusion_gemma"], canvas=canvas, batch_size=8) as engine:
         requests = [
-            polytoken.make_request(engine, f"Number {i}", max_new_tokens=6, seed=i, request_id=f"r{i}")
-            for i in range(5)
+            polytoken.make_request(engine, f"Number {i}", seed=i, request_id=f"r{i}", **short) for i in range(5)
         ]
         events = list(engine.run(requests))
         results = {e.request_id: e.token_ids for e in events if isinstance(e, GenerationResult)}
         assert len(results) == 5
-        alone = polytoken.generate(engine, "Number 3", max_new_tokens=6, seed=3)
+        alone = polytoken.generate(engine, "Number 3", seed=3, **short)
     assert results["r3"] == alone.token_ids
     summary = events[-1]
     assert isinstance(summary, InferenceSummary)
