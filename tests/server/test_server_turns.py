@@ -75,7 +75,8 @@ def test_six_turns_of_calls_cost_their_new_text_alone(server: Running, lane: str
     messages: list[dict[str, Any]] = [{"role": "user", "content": "order"}]
     words = {
         "model": lane, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
-        "enable_thinking": False, "max_tokens": 200, "temperature": 1, "seed": 3, "metadata": {"session_id": f"calls {lane}"},
+        "enable_thinking": False, "max_tokens": 200, "temperature": 1, "seed": 3,
+        "metadata": {"session_id": f"calls {lane}"},
     }  # fmt: skip
     committed = 0
     for number in range(6):
