@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from server_running import Running
 
 import polytoken
@@ -82,7 +88,7 @@ def test_drafts_do_not_change_what_a_grammar_gives(heads: Running) -> None:
         plain = answer(heads, model="ar", response_format=form(SCHEMA), **words)
         _, record = heads.post(CHAT, {**ASK, "model": "mtp", "response_format": form(SCHEMA), **words})
         assert record["choices"][0]["message"]["content"] == plain["message"]["content"]
-        assert record["timings"]["draft_n"] > 0
+        assert record["timings"]["draft_n"] >= record["timings"]["draft_n_accepted"] > 0
 
 
 def test_objects_expressions_and_calls(heads: Running) -> None:
@@ -149,6 +155,108 @@ def test_thinking_has_a_budget(heads: Running) -> None:
         assert record["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 16 + 2
         assert choice["message"]["reasoning_content"]
         check(choice["message"]["content"])
+
+
+def test_requests_of_every_kind_beside_each_other_answer_as_alone(heads: Running) -> None:
+    """A23: plain, penalties, schema, forced call, drawn, log-probabilities, joining and leaving at different times."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 24},
+        {"temperature": 0, "max_tokens": 40, "frequency_penalty": 1.0},
+        {"temperature": 0, "response_format": form(SCHEMA)},
+        {"temperature": 1, "seed": 4, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+        {"temperature": 1, "seed": 5, "max_tokens": 33},
+        {"temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 2},
+    ]
+
+    def ask(kind: int) -> Any:
+        choice = answer(heads, model="mtp", **kinds[kind])
+        for call in choice["message"].get("tool_calls", ()):
+            call.pop("id")
+        return choice
+
+    alone = [ask(kind) for kind in range(len(kinds))]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(2):
+            time.sleep(rng.random() / 50)
+            kind = rng.randrange(len(kinds))
+            if ask(kind) != alone[kind]:
+                wrong.append(kind)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_formats_tools_choices_and_streams_together(heads: Running) -> None:
+    """Each of several choices satisfies the schema, streamed too; with tools at hand a format holds for the content."""
+    body: dict[str, Any] = {"response_format": form(SCHEMA), "temperature": 1, "seed": 2, "n": 3}
+    for words in ({}, {"tools": TOOLS, "tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"}):
+        _, record = heads.post(CHAT, {**ASK, "model": "mtp", **body, **words})
+        texts = [choice["message"]["content"] for choice in record["choices"]]
+        for text in texts:
+            check(text)
+        chunks = heads.stream(CHAT, {**ASK, "model": "mtp", **body, **words})
+        for index, text in enumerate(texts):
+            parts = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+            assert "".join(part["delta"].get("content") or "" for part in parts) == text
+            assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["stop"]
+    status, record = heads.post(CHAT, {**ASK, "model": "mtp", **body, "tools": TOOLS, "tool_choice": "required"})
+    assert (status, record["error"]["param"]) == (400, "response_format")
+
+
+SCALARS = st.sampled_from(
+    [
+        {"type": "boolean"},
+        {"type": "integer", "minimum": 0, "maximum": 20},
+        {"enum": ["a", "b c", 3, None]},
+        {"type": "string", "maxLength": 6},
+        {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        {"const": "fix"},
+    ]
+)
+
+
+def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    properties = st.dictionaries(st.sampled_from(["size", "count", "ä", "x y"]), values, min_size=1, max_size=3)
+    return properties.map(
+        lambda named: {
+            "type": "object", "properties": named, "required": sorted(named), "additionalProperties": False,
+        }
+    )  # fmt: skip
+
+
+SCHEMAS = objects(
+    st.recursive(
+        SCALARS,
+        lambda inner: st.one_of(
+            objects(inner),
+            inner.map(lambda item: {"type": "array", "items": item, "minItems": 1, "maxItems": 2}),
+            st.lists(inner, min_size=2, max_size=2).map(lambda both: {"anyOf": both}),
+        ),
+        max_leaves=4,
+    )
+)
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 1000), temperature=st.sampled_from([0, 1]))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_schema_the_answer_parses_and_validates(
+    heads: Running, schema: dict[str, Any], seed: int, temperature: int
+) -> None:
+    """A16: random schemas, greedy and drawn, with drafts."""
+    body = {**ASK, "model": "mtp", "response_format": form(schema), "seed": seed, "temperature": temperature}
+    status, record = heads.post(CHAT, {**body, "max_tokens": 600})
+    assert status == 200, record
+    (choice,) = record["choices"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+    assert record["timings"]["draft_n"] > 0
 
 
 # -- the grammar's state ----------------------------------------------------------------------------------------------
