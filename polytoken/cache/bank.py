@@ -83,7 +83,8 @@ class StateBank:
         self._misses: Counter[str] = Counter()
         self._partial: Counter[str] = Counter()
         for record in () if tier is None else tier.sessions():
-            self.sessions.use(record.name).committed = Committed(record.identity, record.ids)
+            known = self.sessions.add_snapshot(record.name) if record.pinned else self.sessions.use(record.name)
+            known.committed = Committed(record.identity, record.ids)  # where it stands is found when it is wanted
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -185,12 +186,13 @@ class StateBank:
         """
         self.sessions.commit(session, Committed(self.identity, tuple(ids)))
 
-    def save(self, session: str) -> None:
-        """Let the store below know what the session has committed."""
-        known = self.sessions.get(session)
+    def save(self, name: str, *, pinned: bool = False) -> None:
+        """Let the store below know what the session (or snapshot) has committed."""
+        known = self.sessions.snapshots.get(name) if pinned else self.sessions.get(name)
         if self.tier is not None and known is not None and known.committed is not None:
+            committed = known.committed
             self.tier.remember_session(
-                SessionRecord(name=session, identity=known.committed.identity, ids=known.committed.ids)
+                SessionRecord(name=name, identity=committed.identity, ids=committed.ids, pinned=pinned)
             )
 
     def keep_live(self, session: str, ids: Sequence[int], state: DecodingState, *, owner: Any = None) -> bool:
@@ -214,9 +216,8 @@ class StateBank:
             return self._clear_session(session)
         dropped = len(self._tree)
         self._forget_below([node.digest for node in self._tree])
-        for each in self.sessions:
-            if self.tier is not None:
-                self.tier.forget_session(each.name)
+        for each in (*self.sessions, *self.sessions.snapshots.values()):
+            self.forget_below(each)
         self._tree.clear()
         self._live.clear()
         self._lost.clear()
@@ -437,6 +438,9 @@ class StateBank:
         for node in chain:
             self._insert(identity, node)
         self._forget_below(replaced)  # last: a process that ends in between leaves one of the two there
+        if replaced:
+            for name in self.sessions.snapshots_on(chain[0]):
+                self.save(name, pinned=True)  # other runs are its states now
         self._counts["puts"] += 1
         return PutOutcome.STORED, chain[-1]
 
@@ -474,9 +478,10 @@ class StateBank:
     def _clear_session(self, name: str) -> int:
         session = self.sessions.remove(name)
         self._live.take(name)
-        if self.tier is not None:
-            self.tier.forget_session(name)
-        return 0 if session is None else self.release(session.heads)
+        if session is None:
+            return 0
+        self.forget_below(session)
+        return self.release(session.heads)
 
     # -- room ------------------------------------------------------------------------------------------------------
 
@@ -555,6 +560,11 @@ class StateBank:
     def _tell_below(self, node: Node) -> None:
         if self.tier is not None:
             self.tier.stored(self._run(node))
+
+    def forget_below(self, session: Session) -> None:
+        """Let the store below forget a session or snapshot, and its states if nothing of them is here."""
+        if self.tier is not None:
+            self.tier.forget_session(session.name, pinned=session.pinned, states=not session.heads)
 
     def _forget_below(self, digests: Sequence[bytes]) -> None:
         if self.tier is not None and digests:

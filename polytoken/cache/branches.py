@@ -20,10 +20,11 @@ def take_snapshot(bank: StateBank, name: str, session: str) -> int:
         UsageError: `unknown_session`, for one that has not ended a turn.
     """
     committed = _committed(bank, session)
-    drop_snapshot(bank, name)
-    snapshot = Session(name, pinned=True)
-    bank.sessions.snapshots[name] = snapshot
-    _stand(bank, snapshot, committed)
+    before = bank.sessions.remove_snapshot(name)
+    _stand(bank, bank.sessions.add_snapshot(name), committed)
+    bank.save(name, pinned=True)
+    if before is not None:
+        bank.release(before.heads)
     return len(committed.ids)
 
 
@@ -31,6 +32,7 @@ def drop_snapshot(bank: StateBank, name: str) -> bool:
     """Forget a named snapshot and what only it kept; False when there is none of this name."""
     snapshot = bank.sessions.remove_snapshot(name)
     if snapshot is not None:
+        bank.forget_below(snapshot)
         bank.release(snapshot.heads)
     return snapshot is not None
 

@@ -111,6 +111,11 @@ class SessionBook:
         """Forget the session, not its states."""
         return _released(self._sessions.pop(name, None))
 
+    def add_snapshot(self, name: str) -> Session:
+        """A fresh named snapshot."""
+        self.snapshots[name] = Session(name, pinned=True)
+        return self.snapshots[name]
+
     def remove_snapshot(self, name: str) -> Session | None:
         """Forget the named snapshot, not its states."""
         return _released(self.snapshots.pop(name, None))
@@ -133,6 +138,10 @@ class SessionBook:
     def pinned_at(self, node: Node) -> set[int]:
         """The positions in this node at which named snapshots stand."""
         return {position for holder, position in node.holders.items() if holder.startswith("snapshot ")}
+
+    def snapshots_on(self, node: Node) -> list[str]:
+        """Names of the snapshots that stand on this node."""
+        return [each.name for each in self._standing_on(node) if each.pinned]
 
     def is_active(self, node: Node) -> bool:
         """Whether a session used lately stands on this node."""

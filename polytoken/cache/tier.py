@@ -51,15 +51,19 @@ class StoredRun:
 class SessionRecord:
     """What names a conversation's state: with these ids and the runs under them it can be gone on from.
 
+    Sessions and named snapshots have names of their own.
+
     Attributes:
         name: the caller's.
         identity: what its states are stored under.
         ids: the committed stream, prompt and answers of all turns so far.
+        pinned: whether it is a named snapshot, whose runs go after all others.
     """
 
     name: str
     identity: StateIdentity
     ids: tuple[int, ...]
+    pinned: bool = False
 
 
 class Offer(Protocol):
@@ -108,15 +112,18 @@ class SecondTier(Protocol):
         ...
 
     def remember_session(self, record: SessionRecord) -> None:
-        """The session's committed stream is this now; an older record of the name is replaced."""
+        """The session's (or snapshot's) committed stream is this now; an older record of the name is replaced."""
         ...
 
-    def forget_session(self, name: str) -> None:
-        """The session was cleared."""
+    def forget_session(self, name: str, *, pinned: bool = False, states: bool = False) -> None:
+        """The session was cleared, or the snapshot dropped.
+
+        With `states` the bank holds none of its runs, so that those which no other name stands on go here.
+        """
         ...
 
     def sessions(self) -> list[SessionRecord]:
-        """Sessions remembered, least recently used first; asked once, when a bank is given the store."""
+        """Sessions and snapshots remembered, least recently used first; asked once, when a bank is given the store."""
         ...
 
     def statistics(self) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ Folder = Annotated[
 
 @sessions.command("list")
 def list_sessions(*, session_dir: Folder, json: flags.Json = False) -> None:
-    """List the named sessions in a folder, the most recently used first."""
+    """List the named sessions and snapshots in a folder, the most recently used first."""
     report = _read(session_dir)
     if json:
         write_json({"session_dir": str(session_dir), **report.as_json(), "conversations": _conversations(session_dir)})
@@ -40,10 +40,18 @@ def list_sessions(*, session_dir: Folder, json: flags.Json = False) -> None:
     if not report.sessions:
         say("note", f"no named sessions in {session_dir}")
     else:
-        columns = (Column("name"), Column("model"), Column("tokens", right=True), Column("stored", right=True),
-                   Column("size", right=True), Column("last used"))  # fmt: skip
+        columns = (Column("name"), Column("kind"), Column("model"), Column("tokens", right=True),
+                   Column("stored", right=True), Column("size", right=True), Column("last used"))  # fmt: skip
         rows = [
-            (each.name, each.model, str(each.tokens), str(each.stored_tokens), size_text(each.bytes), _date(each.used))
+            (
+                each.name,
+                each.kind,
+                each.model,
+                str(each.tokens),
+                str(each.stored_tokens),
+                size_text(each.bytes),
+                _date(each.used),
+            )
             for each in report.sessions
         ]
         print_table(columns, rows)
@@ -59,7 +67,7 @@ def show_session(
     session_dir: Folder,
     json: flags.Json = False,
 ) -> None:
-    """Show one session: where it stands, what of it is stored, and what its states depend on."""
+    """Show one session or snapshot: where it stands, what of it is stored, and what its states depend on."""
     found = [each for each in _read(session_dir).sessions if each.name == name]
     if not found:
         raise _unknown(name, session_dir)
@@ -80,7 +88,7 @@ def clear(
     everything: Annotated[bool, typer.Option("--all", help="Every session, and states without a name.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete one session and its conversation, or all of them. What other sessions stand on stays."""
+    """Delete a name (session, snapshot and conversation), or all of them. What other names stand on stays."""
     from polytoken.cache.disk.listing import clear_sessions  # noqa: PLC0415
 
     if (name is None) != everything:
@@ -150,6 +158,7 @@ def _fields(each: SessionReport) -> list[tuple[str, str]]:
     stored = f"{each.stored_tokens}" + (f" ({missing} to be computed again)" if missing > 0 else "")
     return [
         ("name", each.name),
+        ("kind", each.kind),
         ("model", each.model),
         ("last used", _date(each.used)),
         ("tokens", str(each.tokens)),

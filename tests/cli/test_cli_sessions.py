@@ -55,7 +55,7 @@ def test_sessions_are_listed_shown_and_cleared(polytoken: Runner, tiny: str, fol
 
     listed = polytoken("sessions", "list", "--session-dir", str(folder))
     head, *rows = listed.out.splitlines()
-    assert head.split() == ["name", "model", "tokens", "stored", "size", "last", "used"]
+    assert head.split() == ["name", "kind", "model", "tokens", "stored", "size", "last", "used"]
     assert [row.split()[0] for row in rows] == ["second", "first"]
     assert "records" in listed.err
 

@@ -15,7 +15,9 @@ from disk_records import folder_bytes
 from disk_talks import DiskTalks, restore_often
 from session_talks import CANVAS_KINDS, CHUNK, KINDS
 
+from polytoken.cache import branches
 from polytoken.cache.disk.folder import Folder
+from polytoken.cache.disk.listing import read_folder
 from polytoken.cache.disk.record import read_header
 
 
@@ -182,4 +184,89 @@ def test_the_shorter_run_stays_until_the_longer_one_is_written(tmp_path: Path) -
     assert run.talks.bank.statistics().superseded > 0 and run.tier.store.statistics().read_only
     run.restart()
     assert run.talks.say(None, (*before, 5), count=3).cached_tokens == len(before)
+    run.close()
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "mtp hybrid", "canvas modilify"])
+def test_a_named_snapshot_outlives_the_process(tmp_path: Path, kind: str) -> None:
+    """E01, E18: its tokens and states, though the conversation went on behind it; dropped, it does not come back."""
+    run = DiskTalks(tmp_path, kind)
+    run.talks.say("a", tuple(range(20, 41)), count=5)
+    run.talks.snapshot("s", "a")
+    point = run.talks.texts["a"]
+    run.talks.say("a", (*point, 50, 51, 52), count=5)  # the run that the snapshot ends in is replaced by a longer one
+    run.restart()
+    run.talks.snapshots["s"] = point
+    bank = run.talks.bank
+    assert bank.sessions.snapshots["s"].committed.ids == point and bank.nbytes == 0
+    run.talks.fork("s", "b")
+    row = run.talks.say("b", (*point, 60, 61), count=5)
+    assert row.cached_tokens == (len(point) // CHUNK * CHUNK if kind.startswith("canvas") else len(point))
+    (listed,) = [each for each in read_folder(tmp_path).sessions if each.kind == "snapshot"]
+    assert (listed.name, listed.tokens) == ("s", len(point))
+    assert listed.stored_tokens == (
+        21 // CHUNK * CHUNK if kind.startswith("canvas") else len(point)
+    )  # when it was named
+    run.talks.restore("s", "a")
+    assert run.talks.texts["a"] == point
+    run.restart()
+    assert branches.drop_snapshot(run.talks.bank, "s")
+    run.restart()
+    assert not run.talks.bank.sessions.snapshots
+    run.close()
+
+
+def test_what_is_forgotten_after_a_restart_leaves_the_disk(tmp_path: Path) -> None:
+    """Its states are not in memory, and go all the same, but for those that another name stands on."""
+    run = DiskTalks(tmp_path, "dense")
+    common = tuple(range(20, 37))
+    run.talks.say("a", (*common, *range(50, 66)), count=5)
+    run.talks.say("b", (*common, *range(70, 86)), count=5)
+    run.talks.snapshot("s", "a")
+    run.restart()
+    run.talks.clear("a")
+    assert run.tier.store.flush(10)
+    assert {(each.name, each.stored_tokens) for each in read_folder(tmp_path).sessions} == {("b", 38), ("s", 38)}
+    branches.drop_snapshot(run.talks.bank, "s")
+    run.restart()
+    (left,) = read_folder(tmp_path).sessions
+    assert (left.name, left.stored_tokens) == ("b", 38)
+    assert run.talks.say(None, (*common, *range(50, 66), 5), count=2).cached_tokens == 17
+    run.close()
+
+
+def test_snapshots_are_the_last_to_go_from_the_disk_and_keep_to_its_limit(tmp_path: Path) -> None:
+    """E09: strangers fill the folder many times over; a name that alone exceeds it is not kept whole."""
+    limit = 200_000
+    run = DiskTalks(tmp_path, "dense", disk=limit)
+    run.talks.say("a", tuple(range(20, 41)), count=5)
+    run.talks.snapshot("s", "a")
+    point = run.talks.texts["a"]
+    for start in range(100, 340, 16):
+        run.talks.say(None, tuple(range(start, start + 30)), count=2)
+        assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
+    assert run.tier.store.statistics().evictions > 5
+    run.restart()
+    assert run.talks.say(None, (*point, 5), count=2).cached_tokens == len(point)
+    run.talks.say("big", tuple(range(20, 320)), count=5)
+    run.talks.snapshot("t", "big")
+    assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
+    run.close()
+
+
+@pytest.mark.parametrize("kind", ["dense", "mtp hybrid"])
+def test_what_the_disk_evicted_is_written_again_from_memory_before_what_continues_it(tmp_path: Path, kind: str) -> None:
+    """E06, E09: a run is on the disk with all that it continues, or for a named reason not at all."""
+    run = DiskTalks(tmp_path, kind, disk=160_000 if kind == "dense" else 700_000)
+    run.talks.say("a", tuple(range(20, 41)), count=5)
+    assert run.tier.store.flush(10)
+    for start in range(100, 340, 16):
+        run.talks.say(None, tuple(range(start, start + 30)), count=2)
+        assert run.tier.store.flush(10)
+    assert {each.stored_tokens for each in read_folder(tmp_path).sessions} <= {0}  # not a token of it is left
+    run.talks.say("a", (*run.talks.texts["a"], 50, 51, 52), count=5)
+    run.restart()
+    text = run.talks.texts["a"]
+    assert run.talks.say("a", (*text, 5), count=5).cached_tokens == len(text)
+    assert "no_parent" not in run.tier.statistics()["dropped"]
     run.close()

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from polytoken.cache.disk.index import LOCK, PARTIAL, FileName, Index, charge, scan
+from polytoken.cache.disk.index import LOCK, MARK, NAMES, PARTIAL, FileName, Index, charge, scan
+from polytoken.cache.disk.names import SNAPSHOT, read_name
+from polytoken.cache.disk.record import RecordFault, read_header
 
 _POLL_SECONDS: Final = 0.01
 _PIECE: Final = 1 << 20  # bytes written between two looks at whether to stop
@@ -48,6 +50,7 @@ class Folder:
         self.root = root
         self.index = Index()
         self._stamp = b""
+        self._told: dict[FileName, tuple[int, tuple[tuple[str, str], ...]]] = {}  # by snapshot: time, spaces and keys
 
     def refresh(self) -> None:
         """Look at the folder anew. Raises OSError if it cannot be read."""
@@ -101,17 +104,20 @@ class Folder:
 
     # What follows needs the lock
 
-    def make_room(self, size: int, limit: int, *, keep: FileName | None = None) -> list[FileName] | None:
+    def make_room(
+        self, size: int, limit: int, *, keep: FileName | None = None, waiting: Iterable[FileName] = ()
+    ) -> list[FileName] | None:
         """Delete the least recently used records until a file of `size` bytes fits; which went.
 
-        None, and nothing goes, if it cannot fit beside `keep` and what that continues.
+        What records that are `waiting` to be written continue goes after all others, and after that what named
+        snapshots stand on. None, and nothing goes, if it cannot fit beside `keep` and what that continues.
         """
         kept = frozenset() if keep is None else frozenset(self.index.path_to(keep))
         held = sum(self.index.item(name).charged for name in kept if name in self.index)
         if held + charge(size) > limit:
             return None
         dropped: list[FileName] = []
-        victims = self.index.victims(kept)
+        victims = self._victims(kept, waiting)
         while self.index.charged + charge(size) > limit:
             name = next(victims, None)
             if name is None:
@@ -121,6 +127,37 @@ class Folder:
             self.remove(name)
             dropped.append(name)
         return dropped
+
+    def _victims(self, kept: frozenset[FileName], waiting: Iterable[FileName]) -> Iterator[FileName]:
+        pinned = kept | self._pinned()
+        yield from self.index.victims(pinned.union(*map(self.index.path_to, waiting)))
+        yield from self.index.victims(pinned)
+        yield from self.index.victims(kept)
+
+    def _pinned(self) -> frozenset[FileName]:
+        """The records of named snapshots, and those of their states."""
+        found: set[FileName] = set()
+        for name, item in self.index.items():
+            if name.space != NAMES or name.hint != SNAPSHOT:
+                continue
+            found.add(name)
+            for run in self._runs_of(name, item.used):
+                found.update([run, *(each for each in self.index.continuing(run) if each.hint == MARK)])
+        return frozenset(found)
+
+    def _runs_of(self, name: FileName, used: int) -> list[FileName]:
+        """The runs that a name's record tells of and that are here; nothing is read twice."""
+        known = self._told.get(name)
+        if known is None or known[0] != used:
+            try:
+                header = read_header(self.root / name.path)
+                told = None if header is None else read_name(header.meta)
+            except (OSError, RecordFault):
+                told = None
+            keys = () if told is None else tuple((told.space, key) for key in told.runs)
+            known = self._told[name] = used, keys
+        runs = (self.index.find(space, key) for space, key in known[1])
+        return [run for run in runs if run is not None]
 
     def _used_elsewhere(self, name: FileName) -> bool:
         """Whether another process used the record since we last looked; it is then no longer among the oldest."""

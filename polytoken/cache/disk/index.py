@@ -22,6 +22,8 @@ _IDENTITY_FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 LOCK: Final = "lock"
 NAMES: Final = "names"
 PARTIAL: Final = "partial"
+MARK: Final = "mark"
+"""The hint of restore points."""
 
 
 def charge(size: int) -> int:
@@ -94,6 +96,11 @@ class Index:
     def parent(self, name: FileName) -> FileName | None:
         """The record that this one continues, if it is here."""
         return self._short.get((name.space, name.parent))
+
+    def find(self, space: str, key: str) -> FileName | None:
+        """The record of a key (hex), if it is here."""
+        name = self._short.get((space, key[:16]))
+        return name if name is not None and name.key == key else None
 
     def add(self, name: FileName, size: int, used: int) -> None:
         """Note a file, as the most recently used."""

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from polytoken.cache.disk.folder import Folder, read_file
-from polytoken.cache.disk.index import FileName, Index, Item, scan
-from polytoken.cache.disk.names import NAMES, SavedSession, read_name
+from polytoken.cache.disk.index import MARK, FileName, Index, Item, scan
+from polytoken.cache.disk.names import NAMES, SESSION, SNAPSHOT, SavedSession, read_name
 from polytoken.cache.disk.record import Header, RecordFault, decode, read_header
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionReport:
-    """One named session.
+    """One named session or snapshot.
 
     Attributes:
         name: the user's.
+        kind: `session` or `snapshot`.
         model: the model's name.
         tokens: length of its committed stream.
         stored_tokens: of them, how many the records on the disk go on from the beginning; the rest is computed again.
@@ -28,6 +29,7 @@ class SessionReport:
     """
 
     name: str
+    kind: str
     model: str
     tokens: int
     stored_tokens: int
@@ -87,9 +89,10 @@ def read_folder(root: Path) -> FolderReport:
     reports = [
         SessionReport(
             name=each.saved.name,
+            kind=SNAPSHOT if each.saved.pinned else SESSION,
             model=each.saved.label,
             tokens=len(each.saved.ids),
-            stored_tokens=_reach(root, each.runs),
+            stored_tokens=min(len(each.saved.ids), _reach(root, each.runs)),
             bytes=sum(sizes[record] for record in each.records),
             shared_bytes=sum(sizes[record] for record in each.records if holders[record] > 1),
             used=each.item.used / 1e9,
@@ -108,7 +111,7 @@ def read_folder(root: Path) -> FolderReport:
 
 
 def clear_sessions(root: Path, names: set[str] | None) -> tuple[int, int]:
-    """Delete named sessions (None: everything, states without a name among them) for good.
+    """Delete named sessions and snapshots (None: everything, states without a name among them) for good.
 
     What other sessions stand on stays. Returns the sessions and the bytes that went. A process that is using the folder
     goes on, and may store anew what it still holds. Raises OSError.
@@ -153,7 +156,7 @@ def _read_names(root: Path, index: Index) -> tuple[list[_Named], int]:
             if run is None:
                 break
             runs.append(run)
-        marks = [child for run in runs for child in index.continuing(run) if child.hint == "mark"]
+        marks = [child for run in runs for child in index.continuing(run) if child.hint == MARK]
         found.append(_Named(name, item, saved, tuple(runs), frozenset([*runs, *marks])))
     return found, damaged
 

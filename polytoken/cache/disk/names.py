@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 NAMES: Final = Space(FOLDER, {"store": "sessions"})
 SESSION: Final = "session"
+SNAPSHOT: Final = "snapshot"
 
 
 @dataclass(frozen=True)
 class SavedSession:
-    """A named session as it was last saved.
+    """A named session or snapshot as it was last saved.
 
     Attributes:
         name: the user's.
@@ -29,6 +30,7 @@ class SavedSession:
         identity: what its states depend on.
         ids: its committed stream.
         runs: keys (hex) of the runs that were there for it, from the first on.
+        pinned: whether it is a snapshot.
     """
 
     name: str
@@ -37,15 +39,16 @@ class SavedSession:
     identity: Mapping[str, Any]
     ids: tuple[int, ...]
     runs: tuple[str, ...]
+    pinned: bool = False
 
 
-def name_key(name: str, space: str) -> bytes:
-    """The key of a session's record: a name stands for one stream under each identity."""
-    return hashlib.sha256(f"{space} {name}".encode()).digest()
+def name_key(name: str, space: str, *, pinned: bool) -> bytes:
+    """The key of a name's record: sessions' names and snapshots' each stand for one stream under each identity."""
+    return hashlib.sha256(f"{SNAPSHOT + ' ' if pinned else ''}{space} {name}".encode()).digest()
 
 
 def name_record(record: SessionRecord, *, space: Space, label: str, runs: Sequence[FileName]) -> Record:
-    """The record that remembers a session."""
+    """The record that remembers a session or a snapshot."""
     meta = {
         "name": record.name,
         "label": label,
@@ -53,8 +56,10 @@ def name_record(record: SessionRecord, *, space: Space, label: str, runs: Sequen
         "identity": space.identity,
         "ids": list(record.ids),
         "runs": [run.key for run in runs],
+        "pinned": record.pinned,
     }
-    return Record(name_key(record.name, space.path), None, SESSION, meta, hint=SESSION)
+    kind = SNAPSHOT if record.pinned else SESSION
+    return Record(name_key(record.name, space.path, pinned=record.pinned), None, kind, meta, hint=kind)
 
 
 def read_name(meta: Mapping[str, Any]) -> SavedSession | None:
@@ -67,6 +72,7 @@ def read_name(meta: Mapping[str, Any]) -> SavedSession | None:
             identity=dict(meta["identity"]),
             ids=tuple(meta["ids"]),
             runs=tuple(meta["runs"]),
+            pinned=bool(meta["pinned"]),
         )
     except (KeyError, TypeError, ValueError):
         return None

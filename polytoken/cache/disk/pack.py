@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from polytoken.cache.blocks import LayerBlock
 from polytoken.cache.disk.arrays import to_device, to_host
+from polytoken.cache.disk.index import MARK
 from polytoken.cache.disk.record import HostArray, Record
 from polytoken.cache.marks import Mark
 from polytoken.cache.tail import Tail
@@ -15,7 +16,6 @@ from polytoken.cache.tier import StoredRun
 from polytoken.cache.tree import ID_BYTES, encode_ids
 
 RUN: Final = "run"
-MARK: Final = "mark"
 
 
 def run_record(run: StoredRun) -> Record:

@@ -374,7 +374,9 @@ class DiskStore:
         index = self._folder.index
         if name.parent != "root" and index.parent(name) is None:
             return DiskPut.NO_PARENT  # never written, or gone meanwhile: nobody could reach what continues it
-        dropped = self._folder.make_room(size, self.limit_bytes, keep=name)
+        with self._change:
+            waiting = list(self._pending)
+        dropped = self._folder.make_room(size, self.limit_bytes, keep=name, waiting=waiting)
         if dropped is None:
             return DiskPut.OVERSIZE
         self._note_evicted(dropped)

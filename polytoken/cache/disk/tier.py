@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from polytoken.cache.blocks import LayerBlock
 from polytoken.cache.disk.answers import DiskPut
-from polytoken.cache.disk.index import FileName
-from polytoken.cache.disk.names import NAMES, name_record, read_name
+from polytoken.cache.disk.index import MARK, FileName
+from polytoken.cache.disk.names import NAMES, SavedSession, name_record, read_name
 from polytoken.cache.disk.pack import (
-    MARK,
     RUN,
     mark_key,
     mark_record,
@@ -78,7 +77,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Debt:
-    """A run that was not written, or not all of it, and may be gone: what the bank drops is not held here."""
+    """A run that the bank was last known to hold, and may have dropped: nothing is kept alive by it."""
 
     run: StoredRun  # without blocks and marks
     blocks: tuple[weakref.ref[LayerBlock], ...]
@@ -154,7 +153,8 @@ class DiskTier(SecondTier):
         self._checkpoint = checkpoint
         self._spaces: dict[StateIdentity, Space] = {}
         self._known: OrderedDict[FileName, Known] = OrderedDict()
-        self._debts: OrderedDict[bytes, _Debt] = OrderedDict()
+        self._debts: OrderedDict[bytes, _Debt] = OrderedDict()  # not written, or not all of it
+        self._held: dict[bytes, _Debt] = {}  # what the bank holds
         self._dropped: Counter[str] = Counter()
         self._unwritten: dict[bytes, dict[int, weakref.ref[Mark]]] = {}  # restore points between anchors, by run
 
@@ -169,16 +169,19 @@ class DiskTier(SecondTier):
 
     def stored(self, run: StoredRun) -> None:
         self._pay_debts()
+        self._held[run.digest] = _Debt.of(run)
         self._offer(run)
 
     def dropped(self, run: StoredRun) -> None:
         self._pay_debts()
+        self._held.pop(run.digest, None)
         self._unwritten.pop(run.digest, None)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         names = []
         for digest in digests:
             self._debts.pop(digest, None)
+            self._held.pop(digest, None)
             self._unwritten.pop(digest, None)
             for space in self._spaces.values():
                 name = self.store.find(space, digest)
@@ -190,6 +193,7 @@ class DiskTier(SecondTier):
 
     def remember_session(self, record: SessionRecord) -> None:
         self._pay_debts()
+        self._offer_again(record.identity, record.ids)
         space, path = self.space(record.identity), self.path(record.identity, record.ids)
         for name in reversed(path):
             if self._write_last_mark(space, name):
@@ -197,8 +201,14 @@ class DiskTier(SecondTier):
         self.store.put(NAMES, name_record(record, space=space, label=self._label, runs=path), replace=True)
         self.store.touch(list(reversed(path)))
 
-    def forget_session(self, name: str) -> None:
-        self.store.remove([each for each, saved in self._saved_sessions() if saved.name == name])
+    def forget_session(self, name: str, *, pinned: bool = False, states: bool = False) -> None:
+        names = self._saved_names()
+        gone = [each for each in names if (each[1].name, each[1].pinned) == (name, pinned)]
+        own = {(each.space, key) for _, each in gone for key in each.runs}
+        others = {(each.space, key) for file, each in names if (file, each) not in gone for key in each.runs}
+        self.store.remove([file for file, _ in gone])
+        if states:
+            self.forget([bytes.fromhex(key) for _, key in own - others])
 
     # -- what the bank asks -------------------------------------------------------------------------------------------
 
@@ -225,7 +235,7 @@ class DiskTier(SecondTier):
         return DiskOffer(self, space, identity, parent, name, run, marks, agreed // ID_BYTES)
 
     def sessions(self) -> list[SessionRecord]:
-        return [saved for _, saved in self._saved_sessions()]
+        return self._saved_sessions()
 
     def statistics(self) -> Mapping[str, Any]:
         """The store's counters, what it was never offered among the dropped, the runs still to be offered, and the
@@ -266,12 +276,13 @@ class DiskTier(SecondTier):
         )
 
     def path(self, identity: StateIdentity, ids: Sequence[int]) -> list[FileName]:
-        """The runs on the disk that these ids begin with, from the first on."""
+        """The runs on the disk that these ids begin with, from the first on, and the one that they end in."""
         space, key = self.space(identity), encode_ids(ids)
         parent, behind, path = _root_digest(identity), None, []
         while key:
             name, length = self._next(space, identity, parent, behind, key)
             if name is None:
+                path.extend(self._around(space, identity, parent, behind, key))
                 break
             path.append(name)
             parent = behind = bytes.fromhex(name.key)
@@ -304,6 +315,16 @@ class DiskTier(SecondTier):
                     break
         return best, length
 
+    def _around(
+        self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, key: bytes
+    ) -> list[FileName]:
+        """A run that is here and begins with all of `key`, if there is one."""
+        for name in self._candidates(space, identity, parent, behind, key):
+            run = self._recall(space, name) if name in self.store else None
+            if run is not None and run.kind == RUN and not run.sealed and run.ids.startswith(key):
+                return [name]
+        return []
+
     def _candidates(
         self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, rest: bytes
     ) -> Iterable[FileName]:
@@ -335,6 +356,8 @@ class DiskTier(SecondTier):
         """Give the store what it lacks of a run; whether it took all of it."""
         space = self.space(run.identity)
         outcome = self._offer_rows(space, run)
+        if outcome is DiskPut.NO_PARENT and self._offer_above(space, run):
+            outcome = self._offer_rows(space, run)
         for mark in run.marks:
             if outcome not in (DiskPut.QUEUED, DiskPut.PRESENT):
                 break
@@ -351,6 +374,34 @@ class DiskTier(SecondTier):
         if outcome not in (DiskPut.QUEUED, DiskPut.PRESENT):
             self._dropped[outcome] += 1
         return True
+
+    def _offer_above(self, space: Space, run: StoredRun) -> bool:
+        """Give the store what this run continues, where the bank still holds it; whether it took that."""
+        chain: list[StoredRun] = []
+        digest, start = run.parent, run.start
+        while start > 0 and self.store.find(space, digest) is None:
+            held = self._held.get(digest)
+            above = None if held is None else held.settle()
+            if above is None:
+                return False
+            chain.append(above)
+            digest, start = above.parent, above.start
+        return all(self._offer(above) for above in reversed(chain)) and self.store.find(space, run.parent) is not None
+
+    def _offer_again(self, identity: StateIdentity, ids: Sequence[int]) -> None:
+        """Give the store what it has lost, or never wrote, of the runs on this way that the bank holds."""
+        space, parent, key = self.space(identity), _root_digest(identity), encode_ids(ids)
+        while key:
+            parts = dict.fromkeys((key[: identity.grid * ID_BYTES], key))
+            found = [(d, p) for p in parts if (d := hashlib.sha256(parent + p).digest()) in self._held]
+            if not found:
+                return
+            parent, part = found[0]
+            if self.store.find(space, parent) is None:
+                run = self._held[parent].settle()
+                if run is None or not self._offer(run):
+                    return
+            key = key[len(part) :]
 
     def _offer_rows(self, space: Space, run: StoredRun) -> DiskPut:
         name = FileName.of(space.path, run.digest, parent_of(run), run_hint(encode_ids(run.ids[:1])))
@@ -394,17 +445,21 @@ class DiskTier(SecondTier):
                 return
             self._debts.pop(digest, None)
 
-    def _saved_sessions(self) -> list[tuple[FileName, SessionRecord]]:
-        """The sessions of this checkpoint in this environment, least recently written first."""
+    def _saved_names(self) -> list[tuple[FileName, SavedSession]]:
+        """Everything in the folder that has a name, least recently written first."""
+        records = [(name, self.store.get(NAMES, name)) for name in self.store.names(NAMES.path)]
+        read = [(name, None if record is None else read_name(record.meta)) for name, record in records]
+        return [(name, saved) for name, saved in read if saved is not None]
+
+    def _saved_sessions(self) -> list[SessionRecord]:
+        """The sessions and snapshots of this checkpoint in this environment, least recently written first."""
         found = []
-        for name in self.store.names(NAMES.path):
-            record = self.store.get(NAMES, name)
-            saved = None if record is None else read_name(record.meta)
-            if saved is None or set(saved.identity) != _identity_members(self._environment):
+        for _, saved in self._saved_names():
+            if set(saved.identity) != _identity_members(self._environment):
                 continue
             identity = StateIdentity(**{f.name: saved.identity[f.name] for f in fields(StateIdentity)})
             if saved.space == self.space(identity).path and identity.checkpoint == self._checkpoint:
-                found.append((name, SessionRecord(name=saved.name, identity=identity, ids=saved.ids)))
+                found.append(SessionRecord(name=saved.name, identity=identity, ids=saved.ids, pinned=saved.pinned))
         return found
 
 
