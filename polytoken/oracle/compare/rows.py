@@ -85,14 +85,17 @@ class Tie:
     near: bool
     drawn: bool
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """The judgement in words."""
         if self.drawn:
-            why = "the laws agree, so the draw fell beside an edge" if self.near else "the laws differ"
-        else:
-            why = "a near tie" if self.near else "no near tie"
-        margins = f"margins {_number(self.left_margin)} and {_number(self.right_margin)}"
+            return "the laws agree, so the draw fell beside an edge" if self.near else "the laws differ"
+        return "a near tie" if self.near else "no near tie"
+
+    def __str__(self) -> str:
+        margins = f"margins {number(self.left_margin)} and {number(self.right_margin)}"
         ranks = f"ranks {self.left_rank or 'unlisted'} and {self.right_rank or 'unlisted'}"
-        return f"{self.where}, token {self.position}: {self.left} against {self.right}; {why} ({margins}, {ranks})"
+        return f"{self.where}, token {self.position}: {self.left} against {self.right}; {self.why} ({margins}, {ranks})"
 
 
 def rows_of(record: Record) -> list[tuple[Top, float | None]]:
@@ -170,7 +173,8 @@ def _behind(top: Top | None, own: int, other: int) -> tuple[float | None, int | 
     return margin, ranks.get(other)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A margin in words."""
     return "unknown" if value is None else f"{value:.3g}"
 
 

@@ -10,10 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from polytoken.lanes.ar import ArLane
+from polytoken.lanes.base import Lane
 from polytoken.lanes.mtp.lane import MtpLane
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.models.base import CausalModel
-from polytoken.oracle.compare.rows import Tolerance, examine_tie
+from polytoken.oracle.compare.rows import Tie, Tolerance, examine_tie
 from polytoken.oracle.digests import Values
 from polytoken.oracle.fingerprint import fetch
 from polytoken.oracle.gate.fixed import FixedShape
@@ -59,15 +60,25 @@ def _hold(
     place = first_parting(left, right)
     if place is None:
         return equal(name, case, True, tokens=len(left))
-    # The same runs again, with the law at the place where they part.
-    listed = ask("gate again", ids, place + 1 + spare, sampling=replace(GREEDY, logprobs=LISTED))
-    tops = tuple(answer(lane, listed).top(place) for lane in (ar, mtp))
-    tolerance = Tolerance.of(dtype)
-    tie = examine_tie(
-        "tokens", place, (left[place], right[place]), (tops[0], tops[1]), tolerance=tolerance, drawn=False
-    )
+    tie = parting_tie((ar, mtp), ids, (left, right), place, tolerance=Tolerance.of(dtype), spare=spare)
     near = tie.near and not exact  # where bits are promised, rounding explains nothing
     return Outcome(check=name, case=case, verdict="near tie" if near else "different", detail=vars(tie))
+
+
+def parting_tie(
+    lanes: tuple[Lane[Any], Lane[Any]],
+    ids: Ids,
+    tokens: tuple[list[int], list[int]],
+    place: int,
+    *,
+    tolerance: Tolerance,
+    spare: int = 0,
+) -> Tie:
+    """Two greedy answers that part at a place: the same runs again, with the law at it."""
+    listed = ask("gate again", ids, place + 1 + spare, sampling=replace(GREEDY, logprobs=LISTED))
+    tops = tuple(answer(lane, listed).top(place) for lane in lanes)
+    chosen = (tokens[0][place], tokens[1][place])
+    return examine_tie("tokens", place, chosen, (tops[0], tops[1]), tolerance=tolerance, drawn=False)
 
 
 def check_host_choice(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
@@ -101,7 +112,7 @@ def check_rows(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Out
         differing = [i for i, (x, y) in enumerate(pairs) if _bits(x) != _bits(y)]
         kinds = sorted({f"{layer.kind}" for i, layer in enumerate(single.layers) if i in differing})
         same = not far.any() and not differing
-        small = bool((far <= _bounds(a, b, tolerance)).all()) and not exact
+        small = bool((far <= bounds(a, b, tolerance)).all()) and not exact
         yield Outcome(
             check="row of a window = single row",
             case={"prompt": prompt, "rows": width},
@@ -110,7 +121,8 @@ def check_rows(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Out
         )
 
 
-def _bounds(a: Values, b: Values, tolerance: Tolerance) -> Values:
+def bounds(a: Values, b: Values, tolerance: Tolerance) -> Values:
+    """How far apart each of two rows [S, V] may be."""
     peak = np.maximum(np.abs(a).max(axis=1), np.abs(b).max(axis=1))
     bounds: Values = tolerance.absolute + tolerance.relative * peak
     return bounds

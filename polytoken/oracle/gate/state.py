@@ -7,8 +7,10 @@ from typing import Any
 
 from polytoken.lanes.base import Lane
 from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.oracle.compare.rows import Tolerance
 from polytoken.oracle.digests import fingerprint
 from polytoken.oracle.fingerprint import fetch
+from polytoken.oracle.gate.greedy import bounds, parting_tie
 from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome, equal
 from polytoken.oracle.gate.running import answer, ask, first_parting
@@ -46,8 +48,9 @@ def check_final_state(subject: Subject, matrix: Matrix, *, exact: bool) -> Itera
             )
 
 
-def check_restore(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+def check_restore(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcome]:
     """A warm prompt gives a cold one's bits: exactly the same, extended, and again after its borrower went on."""
+    tolerance = Tolerance.of(str(subject.about["dtype"]))
     for prompt, ids in matrix.prompt_ids(subject):
         longer = (*ids, *ids[: max(len(ids) // 2, 1)])
         lanes: list[tuple[str, Lane[Any], Lane[Any]]] = [("ar", subject.ar_lane(cache_bytes=_BANK), subject.ar_lane())]
@@ -63,28 +66,31 @@ def check_restore(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
                 ("extended again", longer),
             ):
                 case = {"prompt": prompt, "lane": name, "borrower": borrower}
-                yield _hold_restore(case, warm, cold, text, matrix.new_tokens)
+                yield _hold_restore(case, (warm, cold), text, matrix.new_tokens, None if exact else tolerance)
 
 
-def _hold_restore(case: dict[str, str], warm: Lane[Any], cold: Lane[Any], ids: Ids, count: int) -> Outcome:
+def _hold_restore(
+    case: dict[str, str], lanes: tuple[Lane[Any], Lane[Any]], ids: Ids, count: int, tolerance: Tolerance | None
+) -> Outcome:
+    """The last row of a warm and a cold prompt, and what follows; None for a tolerance where bits are promised."""
     request = ask("restore", ids, count)
-    rows = {name: _prefilled(lane, request, ids) for name, lane in (("warm", warm), ("cold", cold))}
-    found = fetch({name: row.prefill.logits for name, row in rows.items()})
-    restored = rows["warm"].cached_tokens
-    mine, theirs = answer(warm, request).tokens, answer(cold, request).tokens
+    warm, cold = (_prefilled(lane, request, ids) for lane in lanes)
+    found = fetch({"warm": warm.prefill.logits, "cold": cold.prefill.logits})
+    restored = warm.cached_tokens
+    mine, theirs = (answer(lane, request).tokens for lane in lanes)
     a, b = found["warm"], found["cold"]
     assert a is not None and b is not None
     same_row = fingerprint(a) == fingerprint(b)
     place = first_parting(mine, theirs)
-    return equal(
-        "restored = cold",
-        case,
-        same_row and place is None,
-        restored=restored,
-        prompt_row=same_row,
-        largest=float(abs(a - b).max()),
-        position=place,
-    )
+    detail = {"restored": restored, "prompt_row": same_row, "largest": float(abs(a - b).max()), "position": place}
+    if same_row and place is None:
+        return Outcome(check="restored = cold", case=case, verdict="identical", detail=detail)
+    near = tolerance is not None and bool((abs(a - b).max(axis=1) <= bounds(a, b, tolerance)).all())
+    if near and place is not None:
+        assert tolerance is not None
+        tie = parting_tie(lanes, ids, (mine, theirs), place, tolerance=tolerance)
+        near, detail = tie.near, {**detail, **vars(tie)}
+    return Outcome(check="restored = cold", case=case, verdict="near tie" if near else "different", detail=detail)
 
 
 def _prefilled(lane: Lane[Any], request: Request, ids: Ids) -> Any:
@@ -94,9 +100,10 @@ def _prefilled(lane: Lane[Any], request: Request, ids: Ids) -> Any:
     return row
 
 
-def check_snapshots(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+def check_snapshots(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcome]:
     """A snapshot is not changed by who goes on from it, and gives the bits of the state it was taken of."""
     head = subject.head if matrix.depths else None
+    tolerance = Tolerance.of(str(subject.about["dtype"]))
     for prompt, ids in matrix.prompt_ids(subject)[:2]:
         live = LiveState.empty(subject.model, head)
         live.extend(ids, chunk=subject.chunk)
@@ -112,5 +119,13 @@ def check_snapshots(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
             state.extend(suffix, chunk=subject.chunk)
         after = [snapshot.digest() for snapshot in snapshots]
         found = fetch({"live": live.logits(), "borrower": borrower.logits()})
-        kept, same = before == after, fingerprint(found["live"]) == fingerprint(found["borrower"])
-        yield equal("snapshot stays and restores", {"prompt": prompt}, kept and same, snapshot_kept=kept, same_row=same)
+        a, b = found["live"], found["borrower"]
+        assert a is not None and b is not None
+        kept, same = before == after, fingerprint(a) == fingerprint(b)
+        near = not exact and bool((abs(a - b).max(axis=1) <= bounds(a, b, tolerance)).all())
+        yield Outcome(
+            check="snapshot stays and restores",
+            case={"prompt": prompt},
+            verdict="different" if not kept else "identical" if same else "near tie" if near else "different",
+            detail={"snapshot_kept": kept, "same_row": same, "largest": float(abs(a - b).max())},
+        )
