@@ -42,8 +42,7 @@ class Metrics:
 
     def count(self, model: str, turn: Turn, seconds: float) -> None:
         """Add a turn that is over."""
-        end = "finished" if turn.complete else turn.failure.code if turn.failure is not None else "cancelled"
-        self.turns.labels(model, end).inc()
+        self.turns.labels(model, turn.end).inc()
         self.duration.labels(model).observe(seconds)
         if turn.first_token is not None:
             self.ttft.labels(model).observe(turn.first_token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +20,7 @@ from polytoken.server.remembered import ResponseStore
 from polytoken.server.settings import ServerSettings
 from polytoken.server.turn import Turn
 
+ACCESS: Final = logging.getLogger("polytoken.access")
 STATISTICS_SECONDS: Final = 2.0  # how long /health and /metrics wait for a busy engine
 
 
@@ -73,7 +75,10 @@ class ServerState:
             return
         model.release()
         self.metrics.open.set(len(self.turns))
-        self.metrics.count(model.name, turn, time.monotonic() - turn.started)
+        seconds = time.monotonic() - turn.started
+        self.metrics.count(model.name, turn, seconds)
+        if self.settings.access_log:
+            ACCESS.info("%s", _told(model.name, turn, seconds))
         if not self.turns:
             self._idle.set()
 
@@ -98,6 +103,16 @@ class ServerState:
         with contextlib.suppress(TimeoutError, PolytokenError):
             self._statistics[model.name] = await asyncio.wait_for(asyncio.shield(work), STATISTICS_SECONDS)
         return self._statistics.get(model.name, {})
+
+
+def _told(model: str, turn: Turn, seconds: float) -> str:
+    """One line about a turn that is over."""
+    first, tokens = turn.members[0], sum(member.tokens for member in turn.members)
+    pace = "" if turn.first_token is None else f", first after {turn.first_token:.3f}s"
+    return (
+        f"{turn.call_id} {model} {turn.end}: prompt {first.prompt_tokens} ({first.cached_tokens} cached), "
+        f"{tokens} new{pace}, {seconds:.3f}s"
+    )
 
 
 def state_of(request: HttpRequest) -> ServerState:

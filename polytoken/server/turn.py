@@ -100,6 +100,13 @@ class Turn:
         """Whether every member has its result."""
         return all(member.result is not None for member in self.members)
 
+    @property
+    def end(self) -> str:
+        """How it ended: `finished`, the code of its failure, or `cancelled` when the client left."""
+        if self.complete:
+            return "finished"
+        return "cancelled" if self.failure is None else self.failure.code
+
     async def next(self) -> tuple[Member, Event] | None:
         """The next event of any member; None after the patience ran out.
 

@@ -92,6 +92,9 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
     assert got[0][1].endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in got[0][1] or '"finish_reason":"stop"' in got[0][1]
     assert "POST /v1/chat/completions 200" in err
+    assert re.search(
+        r" chatcmpl-\w+ small finished: prompt \d+ \(\d+ cached\), \d+ new, first after [\d.]+s, [\d.]+s\n", err
+    )
 
 
 @pytest.mark.parametrize("ignored", [False, True])
