@@ -104,13 +104,21 @@ class EngineOptions:
         if self.prefix_cache_mib < 0:
             raise UsageError("--prefix-cache-mib must be 0 (off) or more", field="--prefix-cache-mib")
         self._check_session_dir()
-        if self.session_cache_mib is not None and self.session_cache_mib < 1:
-            raise UsageError("session_cache_mib must be 1 or more, or None", field="session_cache_mib")
-        if self.prefix_reuse not in ("exact", "close"):
-            raise UsageError(f"prefix_reuse must be exact or close, not {self.prefix_reuse!r}", field="prefix_reuse")
+        self._check_reuse()
         if self.draft_model is not None and self.mtp.network != "model":
             raise UsageError("--draft-model needs --drafter model or lookup+model", field="--draft-model")
         self.limits()  # checks the rest
+
+    def _check_reuse(self) -> None:
+        if self.session_cache_mib is not None:
+            if self.session_cache_mib < 1:
+                raise UsageError("--session-cache-mib must be 1 or more", field="--session-cache-mib")
+            if self.prefix_cache_mib == 0:
+                raise UsageError("--session-cache-mib needs --prefix-cache-mib above 0", field="--session-cache-mib")
+        if self.prefix_reuse not in ("exact", "close"):
+            raise UsageError(
+                f"--prefix-reuse must be exact or close, not {self.prefix_reuse!r}", field="--prefix-reuse"
+            )
 
     def _check_session_dir(self) -> None:
         if self.session_disk_mib is not None and self.session_disk_mib < 1:
@@ -247,6 +255,11 @@ def _choose_lane(
         name = "canvas" if is_canvas(runtime) else "mtp" if _can_draft(runtime, options.mtp) else "ar"
     if is_canvas(runtime) and name != "canvas":
         raise UsageError(f"--lane {name}: this checkpoint is a block-diffusion model; use canvas", field="--lane")
+    if name == "canvas" and options.prefix_reuse == "close":
+        raise UsageError(
+            "--prefix-reuse close: the canvas lane goes on from whole chunks alone; leave it out",
+            field="--prefix-reuse",
+        )
     identity = StateIdentity(
         checkpoint=runtime.identity,
         lane="canvas" if name == "canvas" else "ar",

@@ -75,6 +75,8 @@ def chat(
     store: flags.Store = None,
     prefill_chunk_size: flags.PrefillChunkSize = 64,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
+    session_cache_mib: flags.SessionCacheMib = None,
+    prefix_reuse: flags.PrefixReuse = "exact",
     session_dir: flags.SessionDir = None,
     session_disk_mib: flags.SessionDiskMib = None,
     depth: lane_flags.Depth = None,
@@ -131,7 +133,8 @@ def chat(
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=1, prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_mib=prefix_cache_mib, session_dir=session_dir, session_disk_mib=session_disk_mib, **chosen_lane,
+        prefix_cache_mib=prefix_cache_mib, session_cache_mib=session_cache_mib, prefix_reuse=prefix_reuse,
+        session_dir=session_dir, session_disk_mib=session_disk_mib, **chosen_lane,
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
         special.check_loaded(engine.loaded, members)

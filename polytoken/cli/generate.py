@@ -88,6 +88,8 @@ def generate(
     batch_size: flags.BatchSize = 4,
     prefill_chunk_size: flags.PrefillChunkSize = 256,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
+    session_cache_mib: flags.SessionCacheMib = None,
+    prefix_reuse: flags.PrefixReuse = "exact",
     session_dir: flags.SessionDir = None,
     session_disk_mib: flags.SessionDiskMib = None,
     max_queue_size: flags.MaxQueueSize = 128,
@@ -152,8 +154,8 @@ def generate(
     engine_options = EngineOptions(
         model=model, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads, device=device,
         revision=revision, offline=offline, store=store, batch_size=batch_size, prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_mib=prefix_cache_mib, session_dir=session_dir, session_disk_mib=session_disk_mib,
-        max_queue_size=max_queue_size, **chosen_lane,
+        prefix_cache_mib=prefix_cache_mib, session_cache_mib=session_cache_mib, prefix_reuse=prefix_reuse,
+        session_dir=session_dir, session_disk_mib=session_disk_mib, max_queue_size=max_queue_size, **chosen_lane,
     )  # fmt: skip
     with load_engine(engine_options, verbose=verbose) as engine:
         special.check_loaded(engine.loaded, members)

@@ -105,6 +105,23 @@ PrefillChunkSize = Annotated[
 PrefixCacheMib = Annotated[
     int, typer.Option(min=0, help="MiB for reusable prompt states; 0 turns reuse off.", rich_help_panel=_ENGINE)
 ]
+SessionCacheMib = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="MiB of them that one session may hold (default: all).",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+PrefixReuse = Annotated[
+    str,
+    typer.Option(
+        metavar="exact|close",
+        help="Go on from a stored state only where that changes no bit, or wherever one ends.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 SessionDir = Annotated[
     Path | None,
     typer.Option(

@@ -81,6 +81,8 @@ def serve(
     batch_size: flags.BatchSize = 4,
     prefill_chunk_size: flags.PrefillChunkSize = 64,
     prefix_cache_mib: flags.PrefixCacheMib = 512,
+    session_cache_mib: flags.SessionCacheMib = None,
+    prefix_reuse: flags.PrefixReuse = "exact",
     session_dir: flags.SessionDir = None,
     session_disk_mib: flags.SessionDiskMib = None,
     max_queue_size: flags.MaxQueueSize = 128,
@@ -134,7 +136,8 @@ def serve(
         name: EngineOptions(
             model=path, lane=lane, dtype=dtype, dequantise=dequantise, products=products, threads=threads,
             device=device, revision=revision, offline=offline, store=store, batch_size=batch_size,
-            prefill_chunk_size=prefill_chunk_size, prefix_cache_mib=prefix_cache_mib, session_dir=session_dir,
+            prefill_chunk_size=prefill_chunk_size, prefix_cache_mib=prefix_cache_mib,
+            session_cache_mib=session_cache_mib, prefix_reuse=prefix_reuse, session_dir=session_dir,
             session_disk_mib=session_disk_mib, max_queue_size=max_queue_size, **chosen_lane,
         )
         for name, path in named.items()

@@ -146,7 +146,9 @@ ENGINE_FLAGS: dict[str, tuple[list[str], Any]] = {
     "offline": (["--offline"], True),
     "batch_size": (["--batch-size", "3"], 3),
     "prefill_chunk_size": (["--prefill-chunk-size", "17"], 17),
-    "prefix_cache_mib": (["--prefix-cache-mib", "0"], 0),
+    "prefix_cache_mib": (["--prefix-cache-mib", "7"], 7),
+    "session_cache_mib": (["--session-cache-mib", "5"], 5),
+    "prefix_reuse": (["--prefix-reuse", "close"], "close"),
     "max_queue_size": (["--max-queue-size", "5"], 5),
 }
 REQUEST_FLAGS: dict[str, tuple[list[str], Any]] = {

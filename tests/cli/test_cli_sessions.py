@@ -108,7 +108,9 @@ def test_a_conversation_of_chat_comes_back_warm_and_goes_with_its_session(
     assert not list(folder.rglob("*.json"))
 
 
-def test_what_cannot_be_is_told_in_one_line(polytoken: Runner, tiny: str, folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_is_told_in_one_line(
+    polytoken: Runner, tiny: str, canvas: str, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for words, told in (
@@ -125,6 +127,11 @@ def test_what_cannot_be_is_told_in_one_line(polytoken: Runner, tiny: str, folder
             ["generate", "--model", tiny, "--prompt", "x", "--session-dir", str(folder), "--prefix-cache-mib", "0"],
             "needs --prefix-cache-mib",
         ),
+        (
+            ["chat", "--model", tiny, "--session-cache-mib", "5", "--prefix-cache-mib", "0"],
+            "--session-cache-mib needs --prefix-cache-mib",
+        ),
+        (["generate", "--model", canvas, "--prompt", "x", "--prefix-reuse", "close"], "canvas lane goes on from whole"),
     ):
         outcome = polytoken(*words)
         assert outcome.status == 2, words

@@ -56,6 +56,8 @@ BAD_VALUES = [
     ("--batch-size", "0"),
     ("--prefill-chunk-size", "0"),
     ("--prefix-cache-mib", "-1"),
+    ("--session-cache-mib", "0"),
+    ("--prefix-reuse", "some"),
     ("--max-queue-size", "0"),
 ]
 
