@@ -135,3 +135,7 @@ class DraftingModel(CausalModel):
 
     draft_head: DraftHead | None = None
     draft_head_note: str = ""
+
+    def post_norm(self, pre: mx.array) -> mx.array:
+        """Rows `post` of rows `pre`; asked of a model whose head reads `pre` rows alone."""
+        raise NotImplementedError

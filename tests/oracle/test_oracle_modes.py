@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from conftest import Run
 from oracle_runs import timeless
 
+from polytoken.checkpoint.inspect import inspect
 from polytoken.errors import UsageError
 from polytoken.oracle.modes.chat import ProgressReport
 from polytoken.oracle.schema import violations
@@ -106,6 +109,17 @@ def test_greedy_ar_and_mtp_give_the_same_tokens_and_final_logits(run: Run, hybri
     mtp = run(hybrid, mode="mtp-generate", temperature=0.0).one("mtp_generation_end")
     assert (ar["tokens"], ar["text"]) == (mtp["tokens"], mtp["text"])
     assert ar["final_logits"] == mtp["logits"]
+
+
+def test_a_head_that_reads_rows_before_the_norm_has_final_logits_too(run: Run, hybrid: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(hybrid, path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "mtp_contract": {"base_hidden_variant": "pre"}}))
+    assert inspect(path).draft_head_reads == "pre"
+    ar = run(str(path), mode="ar", temperature=0.0).one("ar_reference_end")
+    mtp = run(str(path), mode="mtp-generate", temperature=0.0).one("mtp_generation_end")
+    assert (ar["tokens"], ar["final_logits"]) == (mtp["tokens"], mtp["logits"]) and mtp["logits"] is not None
 
 
 @pytest.mark.parametrize("restore", [False, True])

@@ -65,6 +65,10 @@ class HybridModel(DraftingModel):
         pre = h if keep is None or keep >= S else h[:, S - keep :]
         return Hidden(post=self._trunk.norm(pre), pre=pre)
 
+    def post_norm(self, pre: mx.array) -> mx.array:
+        rows: mx.array = self._trunk.norm(pre)
+        return rows
+
     def project(self, hidden: mx.array) -> mx.array:
         logits: mx.array = self._head(hidden)
         return logits.astype(mx.float32)

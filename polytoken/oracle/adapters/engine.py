@@ -16,8 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from polytoken.errors import PolytokenError, UsageError
-from polytoken.oracle.digests import TOP, Values, check_finite, describe_rows, digest, fingerprint, row_digests
+from polytoken.oracle.digests import TOP, Values, check_finite, fingerprint
 from polytoken.oracle.environment import describe_environment
+from polytoken.oracle.plain import forward_fields, write_greedy_steps
 from polytoken.oracle.receipt import Receipts, start_fields
 from polytoken.oracle.weights import weights_sha256
 
@@ -148,10 +149,7 @@ def _write_mode(engine: ReferenceEngine, receipts: Receipts, *, mode: str, promp
         return _answer(engine, receipts, ids, rows[-1], limit=limit, seconds=seconds)
     receipts.write(
         "forward_reference",
-        token_ids=ids,
-        shape=[1, *rows.shape],
-        row_sha256=row_digests(rows),
-        **describe_rows(rows),
+        **forward_fields(ids, rows),
         forward_seconds=seconds,
         mtp=False,
         prompt=prompt,
@@ -167,33 +165,13 @@ def _room(engine: ReferenceEngine, ids: Sequence[int], limit: int | None) -> int
 def _steps(engine: ReferenceEngine, receipts: Receipts, ids: list[int], row: Values, *, limit: int | None) -> None:
     """Greedy steps, with a receipt for each."""
     receipts.enter("decode")
-    room, token = _room(engine, ids, limit), int(row.argmax())
-    made: list[int] = []
-    while token not in engine.eos_ids and len(made) < room:
-        made.append(token)
-        start = time.perf_counter()
-        rows = check_finite("logits", engine.forward([token]))
-        about = describe_rows(rows)
-        receipts.write(
-            "decode_reference",
-            step=len(made),
-            token_id=token,
-            shape=[1, *rows.shape],
-            row_sha256=digest(rows[0]),
-            argmax=about["argmax"][0],
-            top=about["top"][0],
-            logsumexp=about["logsumexp"][0],
-            forward_seconds=time.perf_counter() - start,
-        )
-        token = int(about["argmax"][0])
-    natural = token in engine.eos_ids
-    receipts.write(
-        "decode_reference_end",
-        eos_token=token if natural else None,
-        eos_token_ids=sorted(engine.eos_ids),
-        token_ids=made,
-        text=engine.decode(made),
-        finish_reason="eos" if natural else "length",
+    write_greedy_steps(
+        receipts,
+        lambda token: check_finite("logits", engine.forward([token])),
+        int(row.argmax()),
+        eos_ids=engine.eos_ids,
+        room=_room(engine, ids, limit),
+        text=engine.decode,
     )
 
 

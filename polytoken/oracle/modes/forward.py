@@ -9,8 +9,9 @@ import mlx.core as mx
 
 from polytoken.cache.state import DecodingState
 from polytoken.models.base import CausalModel, Hidden
-from polytoken.oracle.digests import Values, describe_rows, digest, row_digests
+from polytoken.oracle.digests import Values
 from polytoken.oracle.fingerprint import fetch
+from polytoken.oracle.plain import forward_fields, write_greedy_steps
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.subject import Ids, Subject
 
@@ -41,10 +42,7 @@ def forward_reference(subject: Subject, ids: Ids, receipts: Receipts, *, mtp: bo
     assert logits is not None
     receipts.write(
         "forward_reference",
-        token_ids=list(ids),
-        shape=[1, *logits.shape],
-        row_sha256=row_digests(logits),
-        **describe_rows(logits),
+        **forward_fields(ids, logits),
         load_seconds=subject.loaded.loaded.load_seconds,
         forward_seconds=time.perf_counter() - start,
         mtp=mtp,
@@ -65,43 +63,21 @@ def run_decode(subject: Subject, ids: Ids, receipts: Receipts, *, prompt: str, l
     model: CausalModel = subject.model
     receipts.enter("decode")
     room = subject.max_positions - len(ids)
-    room = room if limit is None else min(room, limit)
-    token = int(encoded.logits[-1].argmax())
-    made: list[int] = []
-    while token not in subject.eos_ids and len(made) < room:
-        made.append(token)
-        start = time.perf_counter()
-        token = _step(model, encoded.state, token, receipts, step=len(made), start=start)
-    natural = token in subject.eos_ids
-    receipts.write(
-        "decode_reference_end",
-        eos_token=token if natural else None,
-        eos_token_ids=sorted(subject.eos_ids),
-        token_ids=made,
-        text=subject.text(made),
-        finish_reason="eos" if natural else "length",
-    )
 
+    def forward(token: int) -> Values:
+        hidden = model.forward(mx.array([[token]], dtype=mx.int32), encoded.state)
+        row = fetch({"logits": model.project(hidden.post[0])})["logits"]
+        assert row is not None
+        return row
 
-def _step(model: CausalModel, state: DecodingState, token: int, receipts: Receipts, *, step: int, start: float) -> int:
-    """Forward one token, write its receipt, and return the next."""
-    hidden = model.forward(mx.array([[token]], dtype=mx.int32), state)
-    row = fetch({"logits": model.project(hidden.post[0])})["logits"]
-    assert row is not None
-    about = describe_rows(row)
-    following = int(about["argmax"][0])
-    receipts.write(
-        "decode_reference",
-        step=step,
-        token_id=token,
-        shape=[1, *row.shape],
-        row_sha256=digest(row[0]),
-        argmax=following,
-        top=about["top"][0],
-        logsumexp=about["logsumexp"][0],
-        forward_seconds=time.perf_counter() - start,
+    write_greedy_steps(
+        receipts,
+        forward,
+        int(encoded.logits[-1].argmax()),
+        eos_ids=subject.eos_ids,
+        room=room if limit is None else min(room, limit),
+        text=subject.text,
     )
-    return following
 
 
 def argmax_of(rows: Values) -> list[int]:

@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from polytoken.lanes.mtp.head import HeadDrafter
-from polytoken.lanes.mtp.lane import MtpLane
+from polytoken.lanes.mtp.lane import MtpLane, usable_head
 from polytoken.lanes.mtp.row import Cycle, MtpRow
 from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.models.draft import DraftingModel
 from polytoken.oracle.digests import describe_rows, fingerprint
 from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.modes.ar import sampling_fields
@@ -119,20 +120,15 @@ def generate_mtp(
     return lane, served
 
 
-def finish(lane: MtpLane, served: Served) -> dict[str, mx.array | None]:
-    """Bring the row's state to prompt and tokens; `logits` [1, V] and `hidden` [1, 1, W] of its last token.
-
-    The logits are None for a head that reads rows before the norm: the vocabulary is read behind it.
-    """
+def finish(lane: MtpLane, served: Served) -> dict[str, mx.array]:
+    """Bring the row's state to prompt and tokens; `logits` [1, V] and `hidden` [1, 1, W] of its last token."""
     lane.finish(served.row)
     hidden = last_row(served.row)
-    return {"logits": lane.model.project(hidden[:, -1]) if reads_post(lane) else None, "hidden": hidden}
-
-
-def reads_post(lane: MtpLane) -> bool:
-    """Whether the lane's head reads the rows that the vocabulary is read from."""
-    head = getattr(lane.model, "draft_head", None)
-    return head is not None and head.settings.base_hidden_variant == "post"
+    model, rows = lane.model, hidden
+    if usable_head(model).settings.base_hidden_variant == "pre":
+        assert isinstance(model, DraftingModel)  # it has a head
+        rows = model.post_norm(hidden)
+    return {"logits": model.project(rows[:, -1]), "hidden": hidden}
 
 
 def head_drafter(row: MtpRow) -> HeadDrafter:
