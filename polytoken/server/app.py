@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from polytoken.server import admin, admin_sessions, info, pages
 from polytoken.server.chat import chat_completions
@@ -81,6 +81,15 @@ async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
     return error_response(error, request.url.path)
 
 
+def _methods(request: HttpRequest) -> set[str]:
+    """What the path answers, over all routes that have it."""
+    found: set[str] = set()
+    for route in ROUTES:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return found
+
+
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
@@ -88,7 +97,7 @@ async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
     if error.status_code == 404:
         fault = ApiError(404, f"there is nothing at {path}", code="not_found")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted(_methods(request)))
         text = f"{path} does not answer {request.method}; allowed: {allowed}"
         fault = ApiError(405, text, code="method_not_allowed", headers={"Allow": allowed})
     else:

@@ -238,6 +238,16 @@ def test_errors_are_shown_and_can_be_tried_again(scripted: Running, script: Scri
     seen.page.unroute_all()
     seen.page.locator("#state", has_text="ready").wait_for()  # it looks again by itself
 
+    script.says, script.pace = lambda prompt: "ok", 0
+    seen.page.reload()
+    seen.page.locator("#talk-list .talk", has_text="break").click()
+    assert "not answered" in seen.text("#talk")
+    with seen.page.expect_request("**/v1/chat/completions") as sent:
+        seen.ask("at last")
+    (message,) = sent.value.post_data_json["messages"]  # what got no answer is part of the next question
+    assert message["content"].split("\n\n") == ["break", "break", "gone", "at last"]
+    seen.says("ok")
+
 
 @browsing
 def test_a_canvas_settles_on_the_page(canvas: Running, visit: Any) -> None:

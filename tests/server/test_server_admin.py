@@ -147,6 +147,12 @@ def test_everything_is_cleared_at_once(server: Running) -> None:
     assert get(server, "/admin/models")[1]["data"][0]["cache_bytes"] == 0
 
 
+def test_a_path_says_all_that_it_answers(server: Running) -> None:
+    status, record, headers = server.request("PUT", ROOM)
+    assert (status, headers["allow"]) == (405, "DELETE, GET, HEAD")
+    assert "DELETE, GET, HEAD" in record["error"]["message"]
+
+
 # -- models --------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ let models = null; // what /admin/models says, where it may be asked
 
 async function send(text) {
   talk.messages.push({ role: "user", content: text });
+  talks.keep(talk);
   at("empty").hidden = true;
   at("talk").append(userTurn(text));
   await answer();
@@ -27,6 +28,8 @@ async function answer() {
   const turn = new AnswerTurn();
   at("talk").append(turn.element);
   turn.drawn = follow;
+  const chosen = models?.data.find((model) => model.id === at("model").value);
+  if (chosen && !chosen.loaded) turn.waitFor(`loading ${chosen.id}`);
   follow(true);
   const controller = (running = new AbortController());
   drawSend();
@@ -94,7 +97,13 @@ function retry(mine, turn) {
 
 function bodyOf(mine) {
   const given = settings();
-  const history = mine.messages.map(({ role, content }) => ({ role, content }));
+  const history = [];
+  for (const { role, content } of mine.messages) {
+    const last = history.at(-1);
+    // A question that got no answer is part of the next one: many templates insist on turns that alternate.
+    if (last && role === "user" && last.role === "user") last.content += `\n\n${textOf({ content })}`;
+    else history.push({ role, content: textOf({ content }) });
+  }
   const system = given.system ? [{ role: "system", content: given.system }] : [];
   delete given.system;
   return {
@@ -168,6 +177,11 @@ function show(chosen) {
     }
     turn.content = textOf(message);
     turn.finish({ retry: message === chosen.messages.at(-1) ? () => retry(chosen, turn) : null });
+    box.append(turn.element);
+  }
+  if (chosen.messages.at(-1)?.role === "user") {
+    const turn = new AnswerTurn();
+    turn.finish({ note: "not answered", retry: () => retry(chosen, turn) });
     box.append(turn.element);
   }
   new Numbers();

@@ -29,9 +29,14 @@ export class AnswerTurn {
     this.due = 0;
   }
 
+  /** Say what the answer waits for. */
+  waitFor(text) {
+    this.wait.lastChild.textContent = ` ${text}`;
+  }
+
   /** Show how far the prompt was read. */
   prompt({ done, of }) {
-    this.wait.lastChild.textContent = ` reading the prompt, ${done} of ${of} tokens`;
+    this.waitFor(`reading the prompt, ${done} of ${of} tokens`);
   }
 
   addReasoning(text) {
