@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typer
 
-from polytoken.cli.interrupts import ending, status_of, word_of
+from polytoken.cli.interrupts import Ending, ending, status_of, word_of
 from polytoken.cli.output import say
 from polytoken.cli.streams import EXIT_PIPE, OutputClosed, OutputFailed, prepare_streams
 from polytoken.errors import (
@@ -49,15 +49,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[: _verb_position(words)]
     with ending() as end:
-        status = _dispatch(words, debug=debug)
+        status = _dispatch(words, end, debug=debug)
         if status == EXIT_INTERRUPTED and end.terminated:  # typer makes 130 of every KeyboardInterrupt
             status = EXIT_TERMINATED
         if status in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             say("note", word_of(status))
+            exec("")  # an interrupt that passed an `exec` left a mark, and the interpreter would end by a signal
         return status
 
 
-def _dispatch(words: list[str], *, debug: bool) -> int:
+def _dispatch(words: list[str], end: Ending, *, debug: bool) -> int:
     """Run the verb; everything that it raises becomes a line, if it needs one, and a status."""
     try:
         prepare_streams()
@@ -84,17 +85,22 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     except OutputFailed as error:
         say("error", str(error))
         status = EXIT_FAILURE
-    except ImportError as error:  # without MLX much cannot be imported: say what to install, not what was in the way
+    except Exception as error:
+        status = EXIT_TERMINATED if end.terminated else _explain_failure(error, debug=debug)
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def _explain_failure(error: Exception, *, debug: bool) -> int:
+    """Say what is wrong with the installation, or that this is a defect; the exit status."""
+    if isinstance(error, ImportError):  # without MLX much cannot be imported: say what to install, not what failed
         say("error", _explain_import(error))
         _trace(debug)
-        status = EXIT_USAGE
-    except Exception as error:
-        say("error", f"internal error: {type(error).__name__}: {error}")
-        if not debug:
-            say("note", "this is a defect; run `polytoken --debug ...` for the traceback")
-        _trace(debug)
-        status = EXIT_FAILURE
-    return status if isinstance(status, int) else EXIT_OK
+        return EXIT_USAGE
+    say("error", f"internal error: {type(error).__name__}: {error}")
+    if not debug:
+        say("note", "this is a defect; run `polytoken --debug ...` for the traceback")
+    _trace(debug)
+    return EXIT_FAILURE
 
 
 def _explain_import(error: ImportError) -> str:

@@ -134,3 +134,34 @@ def test_a_failed_load_ends_cleanly(tmp_path: Path) -> None:
     command = [*COMMAND, "generate", "--model", str(tmp_path), "--prompt", "x"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (finished.returncode, len(finished.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "told"),
+    [
+        ("exec('raise KeyboardInterrupt')", 130, "polytoken: note: interrupted\n"),
+        ("signal.raise_signal(signal.SIGTERM)", 143, "polytoken: note: terminated\n"),
+    ],
+    ids=["within an exec", "made an ImportError"],
+)
+def test_an_interrupt_that_a_library_changed_ends_as_any_other(
+    raised: str, status: int, told: str, tmp_path: Path
+) -> None:
+    """By a status, not by the signal that Python takes after an `exec`; and not as a broken installation."""
+    code = (
+        "import signal, sys, polytoken.cli.diagnosis as d\n"
+        "def fail(*a, **k):\n"
+        "    try:\n"
+        f"        {raised}\n"
+        "    except KeyboardInterrupt as fault:\n"
+        "        if type(fault) is KeyboardInterrupt: raise\n"
+        "        raise ImportError('initialisation failed') from fault\n"
+        "d.diagnose = fail\n"
+        "from polytoken.cli import main\n"
+        "sys.exit(main(['doctor']))"
+    )
+    (tmp_path / "interrupted.py").write_text(code)  # only a module that is run with -m meets it
+    finished = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert (finished.returncode, finished.stderr) == (status, told)
