@@ -254,15 +254,13 @@ def test_a_canvas_settles_on_the_page(canvas: Running, visit: Any) -> None:
     seen = visit(canvas)
     seen.page.wait_for_selector(".canvas-only:visible")  # the lane's own setting
     seen.page.fill("[name=max_tokens]", "12")
-    seen.page.evaluate("""() => { window.frames = []; new MutationObserver(() => {
-        const box = document.querySelector(".canvas");
-        if (box) window.frames.push([box.querySelectorAll("span").length, box.querySelector("figcaption").textContent]);
-    }).observe(document.getElementById("talk"), {subtree: true, childList: true}); }""")
+    seen.page.evaluate(OBSERVE)
     seen.ask()
     frames = seen.page.evaluate("window.frames")
     assert len({caption for _, caption in frames}) > 1
     assert all(0 < cells <= 6 for cells, _ in frames)
     assert re.fullmatch(r"denoise \d+: \d of \d positions sure.*; \d+ tokens settled", frames[-1][1])
+    assert seen.page.evaluate("window.weak") == []
     assert seen.page.locator(".canvas").count() == 0  # the text has taken its place
     assert "denoises" in seen.text("#numbers")
 
@@ -400,3 +398,12 @@ CONTRAST = """() => {
   }
   return weak;
 }"""
+
+OBSERVE = f"""() => {{ window.frames = []; window.weak = []; const weak = {CONTRAST};
+  new MutationObserver(() => {{
+    const box = document.querySelector(".canvas");
+    if (!box) return;
+    window.frames.push([box.querySelectorAll("span").length, box.querySelector("figcaption").textContent]);
+    window.weak.push(...weak());
+  }}).observe(document.getElementById("talk"), {{subtree: true, childList: true}});
+}}"""

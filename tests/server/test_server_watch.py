@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from scripted import Script
@@ -55,6 +56,20 @@ def test_a_canvas_is_seen_settling(canvas: Running) -> None:
         assert all(0 <= value <= 100 for value in frame["confidence"])
     assert [frame["step"] for frame in frames] == sorted({frame["step"] for frame in frames})
     assert seen_of(chunks, "progress")[-1]["denoise_steps"] >= frames[-1]["step"]
+
+
+def test_two_who_watch_at_once_see_their_own_canvas_alone(canvas: Running) -> None:
+    bodies = [{"messages": [{"role": "user", "content": text}], "max_tokens": 12, "seed": 1} for text in ("one", "two")]
+    alone = [content_of(canvas.stream(CHAT, body)) for body in bodies]
+    with ThreadPoolExecutor(3) as pool:
+        watched = [pool.submit(canvas.stream, CHAT, {**body, **WATCH}) for body in bodies]
+        plain = pool.submit(canvas.stream, CHAT, bodies[0])
+    assert not any("polytoken" in chunk for chunk in plain.result()[:-1])
+    for run, text in zip(watched, alone, strict=True):
+        assert content_of(run.result()) == text
+        steps = [frame["step"] for frame in seen_of(run.result(), "canvas")]
+        assert steps == sorted(set(steps))  # another's frames would come between
+        assert seen_of(run.result(), "progress")[-1]["denoise_steps"] >= steps[-1]
 
 
 def test_the_lane_is_left_alone_when_nobody_watches_any_more(canvas: Running) -> None:

@@ -10,12 +10,24 @@ export class Numbers {
     this.tokens = 0;
     this.forwards = 0;
     this.before = null;
+    this.denoises = null;
     this.bars = [];
     this.summary = "";
     this.figures(null, null);
     at("strip").replaceChildren();
     at("depths").replaceChildren();
     tell({});
+  }
+
+  /** Take the number of denoises so far, which come before any token. */
+  denoise(count) {
+    this.denoises = count;
+    this.tell();
+  }
+
+  tell() {
+    const first = this.first === null ? null : span((this.first - this.started) / 1000);
+    tell({ tokens: this.tokens, forwards: this.forwards || null, denoises: this.denoises, "first token": first });
   }
 
   /** Take the server's word on how far the answer is: tokens and forwards so far. */
@@ -34,7 +46,7 @@ export class Numbers {
     const seconds = (now - this.first) / 1000;
     this.figures(seconds > 0.3 && tokens > this.before ? (tokens - this.before) / seconds : null, tokens / forwards);
     this.draw();
-    tell({ tokens, forwards, "first token": seconds >= 0 ? span((this.first - this.started) / 1000) : null });
+    this.tell();
   }
 
   figures(rate, yielded) {

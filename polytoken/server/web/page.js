@@ -20,6 +20,7 @@ async function send(text) {
   talks.keep(talk);
   at("empty").hidden = true;
   at("talk").append(userTurn(text));
+  drawTalks();
   await answer();
 }
 
@@ -76,7 +77,9 @@ async function answer() {
 function watch({ prompt, progress, canvas }, turn, numbers) {
   if (prompt) turn.prompt(prompt);
   if (progress) numbers.step(progress);
-  if (canvas) turn.showCanvas(canvas);
+  if (!canvas) return;
+  turn.showCanvas(canvas);
+  numbers.denoise(canvas.step);
 }
 
 function remember(mine, turn) {
