@@ -49,14 +49,8 @@ class Chat:
             "object": kind,
             "created": self.created,
             "model": self.model.name,
-            "system_fingerprint": fingerprint(self.model),
+            "system_fingerprint": self.model.fingerprint,
         }
-
-
-def fingerprint(model: Model) -> str:
-    """What a repeated answer depends on beside the request."""
-    identity = str(model.engine.loaded.extra.get("identity", ""))
-    return f"fp_{identity[:12]}" if identity else "fp_unknown"
 
 
 async def chat_completions(request: HttpRequest) -> Response:
@@ -231,8 +225,7 @@ async def _frames(chat: Chat, first: First) -> AsyncIterator[bytes]:
             if item is None:
                 yield KEEP_ALIVE
                 continue
-            for part in _parts(chat, *item):
-                yield part
+            yield b"".join(_parts(chat, *item))  # one write for what came together
     except ApiError as error:
         yield frame(error.openai())
         yield DONE

@@ -14,7 +14,6 @@ from polytoken.events import Event, GenerationResult, Token, TokenLogprob
 from polytoken.server.answer import Answer, stats_of, usage_of
 from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of
 from polytoken.server.body import read_record
-from polytoken.server.chat import fingerprint
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import completion_logprobs
 from polytoken.server.pool import Model
@@ -46,7 +45,7 @@ class Completion:
             "object": "text_completion",
             "created": self.created,
             "model": self.model.name,
-            "system_fingerprint": fingerprint(self.model),
+            "system_fingerprint": self.model.fingerprint,
         }
 
 
@@ -96,7 +95,8 @@ async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Co
         extra={"grammar": grammar},
     )
     turn = state.open_turn(model, requests)
-    return Completion(model, body, turn, [Answer() for _ in requests], answer_id, int(time.time()), [0] * len(requests))
+    answers = [Answer() for _ in requests]
+    return Completion(model, body, turn, answers, answer_id, int(time.time()), [0] * len(requests))
 
 
 def _texts(body: CompletionRequest) -> list[str | list[int]]:
@@ -150,8 +150,7 @@ async def _frames(call: Completion, first: First) -> AsyncIterator[bytes]:
             if item is None:
                 yield KEEP_ALIVE
                 continue
-            for part in _parts(call, *item):
-                yield part
+            yield b"".join(_parts(call, *item))
     except ApiError as error:
         yield frame(error.openai())
         yield DONE

@@ -245,8 +245,7 @@ class _Stream:
                 if item is None:
                     yield _event("ping")
                     continue
-                for part in self._parts(*item):
-                    yield part
+                yield b"".join(self._parts(*item))
         except ApiError as error:
             yield frame(error.anthropic(self._chat.answer_id), event="error")
             return

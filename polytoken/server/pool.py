@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,12 @@ class Model:
     @property
     def lane(self) -> str:
         return self.engine.loaded.lane
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What a repeated answer depends on beside the request."""
+        identity = str(self.engine.loaded.extra.get("identity", ""))
+        return f"fp_{identity[:12]}" if identity else "fp_unknown"
 
     @property
     def max_positions(self) -> int:

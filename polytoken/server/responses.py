@@ -163,8 +163,7 @@ class _Call:
                 if item is None:
                     yield KEEP_ALIVE
                     continue
-                for part in self._parts(*item):
-                    yield part
+                yield b"".join(self._parts(*item))
         except ApiError as error:
             failed = {**self._record("failed"), "error": {"code": error.code, "message": error.message}}
             yield self._event("response.failed", response=failed)

@@ -66,6 +66,8 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         async for part in self.frames:
+            if not part:
+                continue  # an event that clients are told nothing of
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

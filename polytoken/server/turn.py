@@ -113,15 +113,18 @@ class Turn:
         Raises:
             ApiError: a member failed, was refused or took too long. The turn is over then.
         """
-        try:
-            # Not `wait_for`: before Python 3.12 it can swallow a cancellation, and the turn would run on unwatched.
-            async with asyncio.timeout(max(0.0, min(self._patience, self._deadline - time.monotonic()))):
-                member, event = await self._events.get()
-        except TimeoutError:
-            if time.monotonic() < self._deadline:
-                return None
-            text = f"the request took longer than {self._timeout:g} seconds"
-            raise self._fail(ApiError(504, text, code="request_timeout")) from None
+        if not self._events.empty() and time.monotonic() < self._deadline:
+            member, event = self._events.get_nowait()
+        else:
+            try:
+                # Not `wait_for`: before Python 3.12 it can swallow a cancellation, and the turn would run on unwatched.
+                async with asyncio.timeout(max(0.0, min(self._patience, self._deadline - time.monotonic()))):
+                    member, event = await self._events.get()
+            except TimeoutError:
+                if time.monotonic() < self._deadline:
+                    return None
+                text = f"the request took longer than {self._timeout:g} seconds"
+                raise self._fail(ApiError(504, text, code="request_timeout")) from None
         if isinstance(event, ApiError):
             raise self._fail(event)
         assert member is not None
