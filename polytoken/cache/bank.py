@@ -409,8 +409,9 @@ class StateBank:
             offered = Mark(position, known.states or offered.states, known.tail or offered.tail)
         marks = [mark for mark in node.marks.values() if mark is not known]
         marks += [offered] if offered.states or offered.tail is not None else []
-        more = sum(block.nbytes for block in blocks) + sum(mark.nbytes for mark in marks) - node.nbytes
-        if not self._make_room(node, more, session=session):
+        # What is replaced is there until the copies are, and so is not taken off.
+        fresh = sum(blocks[i].nbytes for i in gaps) + offered.nbytes - (0 if known is None else known.nbytes)
+        if not self._make_room(node, fresh, session=session):
             return self._refuse(node.digest), None
         mx.eval([array for block in blocks for array in block.arrays], offered.arrays())
         self._tree.replace(node, blocks, marks)

@@ -90,18 +90,26 @@ class NaiveBank:
             info["bytes"] = (info["full"] + len(info["sliding"])) * ROW + TAIL * info["tail"]
         if key in before and changes[key] == before[key]:
             return
-        after = {**before, **changes}
-        if sum(after[each]["bytes"] for each in self.path(key)) > self.limit:
+        # Copies come before what they replace goes.
+        grows = sum(
+            self.bytes_of_copies(before[each], info) if each in before else info["bytes"]
+            for each, info in changes.items()
+        )
+        if sum(before[each]["bytes"] for each in self.path(key) if each in before) + grows > self.limit:
             return
         for each in self.path(key):
             if each in self.held:
                 self.held[each] = self.held.pop(each)
-        grows = sum(info["bytes"] - before.get(each, {"bytes": 0})["bytes"] for each, info in changes.items())
         while self.nbytes() + grows > self.limit:
             self.evict(protect=self.path(key))
         for each, info in changes.items():
             self.held[each] = info
         self.touch(key)
+
+    def bytes_of_copies(self, old: dict, new: dict) -> int:
+        """What completing an entry copies: all sliding rows if it gets any, and the tail if it had none."""
+        rows = len(new["sliding"]) * ROW if new["sliding"] != old["sliding"] else 0
+        return rows + TAIL * (new["tail"] and not old["tail"])
 
     def evict(self, protect: list[Key]) -> None:
         leaf = next(k for k in self.held if not self.children(k) and k not in protect)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from disk_records import SPACE, all_files, folder_bytes, is_intact, key_of, make_record, name_of
 
+from polytoken.cache.disk import folder
 from polytoken.cache.disk.answers import DiskPut
 from polytoken.cache.disk.folder import Folder
 from polytoken.cache.disk.record import Space
@@ -137,6 +138,36 @@ def test_e09_the_limit_holds_at_every_instant_and_the_oldest_goes_first(tmp_path
     assert limit // 2 < most <= limit
     last = {Space.of({"checkpoint": f"model {model}", "grid": 64}).path for model in (1, 2)}
     assert {f"{path.parent.parent.name}/{path.parent.name}" for path in all_files(tmp_path / "v1")} <= last
+
+
+def test_e09_no_write_ever_ends_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E09: chains that branch, replaced records, snapshots' names; looked at around every single write."""
+    limit, seen = 300_000, []
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        def write(self, handle: int, data: memoryview) -> int:
+            seen.append(folder_bytes(tmp_path))
+            written = os.write(handle, data[: 1 + len(data) // 3])
+            seen.append(folder_bytes(tmp_path))
+            return written
+
+    monkeypatch.setattr(folder, "os", Watched())
+    store, draws = open_store(tmp_path, limit), random.Random(3)
+    parents: dict[int, int | None] = {}
+    for number in range(60):
+        parents[number] = draws.choice([None, *range(max(0, number - 6), number)])
+        store.put(SPACE, make_record(number, parent=parents[number], size=draws.choice((10, 20_000, 70_000))))
+        again = draws.randrange(number + 1)
+        store.put(SPACE, make_record(again, parent=parents[again], size=30_000), replace=True)
+        store.flush(5)
+    assert store.statistics().evictions > 20 and store.close() == 0
+    assert limit * 0.8 < max(seen) <= limit
+    for number, parent in parents.items():  # and nothing is there without what it continues
+        if name_of(number, parent=parent) in store and parent is not None:
+            assert name_of(parent, parent=parents[parent]) in store
 
 
 def test_e09_a_lower_limit_is_kept_from_the_start(tmp_path: Path) -> None:
