@@ -139,7 +139,7 @@ def test_every_path_is_described_and_nothing_else(scripted: Running) -> None:
 def test_a_conversation_streams_with_folded_reasoning_and_numbers(
     scripted: Running, script: Script, visit: Any
 ) -> None:
-    script.says = lambda prompt: f"<think>hidden</think>Answer {prompt.count('user')}. " + "more " * 8
+    script.says = lambda prompt: f"<think>hidden</think>Answer {prompt.count('user')}. " + "more " * 4
     script.pace = 0.03
     seen = visit(scripted)
     for number in (1, 2):

@@ -97,7 +97,7 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
     )
 
 
-@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_end_of_the_terminal_drains_unless_it_was_to_be_ignored(tiny_path: Path, ignored: bool) -> None:
     """As with SIGTERM, and `nohup` stays in force."""
     server = Served("--model", str(tiny_path), prefix=("nohup",) if ignored else ())
