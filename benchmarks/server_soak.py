@@ -1,12 +1,16 @@
 """Many streams with random disconnects against a running server: survivors say what they say alone, nothing stays open.
 
 polytoken serve --model smollm2-135m --max-queue-size 256
-python benchmarks/server_soak.py --url http://127.0.0.1:8000 --streams 64 --seconds 300
+python benchmarks/server_soak.py --url http://127.0.0.1:8000 --streams 64 --minutes 5 --pid PID
+
+With the process id of a server on this machine its threads, open files and resident memory are read before and after,
+both times idle and after a round at full width has warmed it up.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -15,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +36,48 @@ class Outcome:
     refused: int = 0
     wrong: list[str] = field(default_factory=list)
     still_open: int = 0
+    leaks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a process holds."""
+
+    threads: int
+    files: int
+    resident: int  # bytes
+
+
+def holdings(pid: int) -> Holdings:
+    """Of a process of this machine, from /proc."""
+    place = Path(f"/proc/{pid}")
+    fields = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+    resident = int(fields["VmRSS"].split()[0]) << 10
+    return Holdings(int(fields["Threads"]), len(list((place / "fd").iterdir())), resident)
+
+
+def leaks_of(before: Holdings, after: Holdings, *, growth: int) -> list[str]:
+    """What an idle process holds more than it did, beside `growth` bytes of memory."""
+    found = []
+    if after.threads > before.threads:
+        found.append(f"threads: {before.threads} -> {after.threads}")
+    if after.files > before.files:
+        found.append(f"open files: {before.files} -> {after.files}")
+    if after.resident > before.resident + growth:
+        found.append(f"resident MiB: {before.resident >> 20} -> {after.resident >> 20}")
+    return found
+
+
+def settled(pid: int, *, seconds: float = 15.0) -> Holdings:
+    """What it holds once connections that were just left are closed: the least within some seconds."""
+    least = holdings(pid)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):  # a file that closed while it was counted
+            now = holdings(pid)
+            least = Holdings(*(min(a, b) for a, b in zip(vars(least).values(), vars(now).values(), strict=True)))
+    return least
 
 
 def body(variant: int, tokens: int) -> dict[str, Any]:
@@ -102,8 +149,12 @@ def soak(url: str, *, streams: int, seconds: float, tokens: int, variants: int =
     while True:
         outcome.still_open = _health(host, port)["open_turns"]
         if not outcome.still_open or time.monotonic() > deadline:
-            return outcome
+            break
         time.sleep(0.1)
+    for variant, text in solo.items():  # a row that nobody closed would keep its place
+        if stream(host, port, body(variant, tokens)) != text:
+            outcome.wrong.append(f"variant {variant} differs alone after the run")
+    return outcome
 
 
 def _health(host: str, port: int) -> dict[str, Any]:
@@ -119,12 +170,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--pid", type=int, help="of the server, to watch for leaks")
+    parser.add_argument("--growth-mib", type=int, default=64, help="of resident memory that is no leak")
     chosen = parser.parse_args(arguments)
-    outcome = soak(chosen.url, streams=chosen.streams, seconds=chosen.seconds, tokens=chosen.tokens)
+
+    def run(seconds: float) -> Outcome:
+        return soak(chosen.url, streams=chosen.streams, seconds=seconds, tokens=chosen.tokens)
+
+    before = None
+    if chosen.pid is not None:
+        run(min(60.0, 15 * chosen.minutes))
+        before = settled(chosen.pid)
+    outcome = run(60 * chosen.minutes)
+    if before is not None:
+        after = settled(chosen.pid)
+        outcome.leaks = leaks_of(before, after, growth=chosen.growth_mib << 20)
+        print(before, after, sep="\n")
     print(outcome)
-    return int(bool(outcome.wrong) or outcome.still_open > 0 or not outcome.finished)
+    return int(bool(outcome.wrong or outcome.leaks or outcome.still_open or not outcome.finished or not outcome.left))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ class RequestDefaults:
 
 RECORD_FIELDS: Final = frozenset(
     {"request_id", "prompt", "messages", "max_new_tokens", "max_denoising_steps", "seed", "think"}
-    | {"sampling", "stop", "session"}  # ours, beside the seven of the protocol
+    | {"sampling", "stop", "session", "tools"}  # ours, beside the seven of the protocol
 )
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _BAD_REQUEST_ID: Final = "request_id must be a string of valid Unicode that is not blank"
@@ -191,7 +191,8 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
 
     Raises:
         RequestError: with code `bad_record`, `unknown_field`, `bad_request_id`, `prompt_xor_messages`, `bad_prompt`,
-            `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling`, `bad_stop` or `bad_session`.
+            `bad_messages`, `bad_think`, `bad_seed`, `bad_limit`, `bad_sampling`, `bad_stop`, `bad_session`
+            or `bad_tools`.
     """
     if not isinstance(record, Mapping):
         raise RequestError(f"a request must be a JSON object, not {_json_type(record)}", code="bad_record", field=None)
@@ -226,6 +227,7 @@ def parse_record(record: object, defaults: RequestDefaults) -> Request:
         sampling=parse_sampling(record.get("sampling"), defaults.sampling),
         stop=parse_stop(record.get("stop"), defaults.stop),
         session=record.get("session"),
+        tools=parse_tools(record.get("tools")),
         ignore_eos=defaults.ignore_eos,
         limit_is_default=record.get("max_new_tokens") is None and defaults.limit_is_default,
     )

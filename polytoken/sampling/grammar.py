@@ -185,19 +185,36 @@ def regex_grammar(expression: str) -> str:
     return text
 
 
-def calls_grammar(tools: Sequence[Mapping[str, Any]], tokenizer: Any, *, several: bool) -> str:
-    """The grammar of one or more calls of these tools, in the markup of Hermes and Qwen."""
-    opening, closing = _tag(tokenizer, "<tool_call>"), _tag(tokenizer, "</tool_call>")
+def calls_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    *,
+    several: bool,
+    tags: tuple[str, str] = ("<tool_call>", "</tool_call>"),
+    bare: bool = False,
+) -> str:
+    """The grammar of one or more calls of these tools.
+
+    Args:
+        several: whether more than one call may be made.
+        tags: around a call.
+        bare: Gemma's form `call:name{...}` between the tags, with the arguments as JSON; else a JSON object with name
+            and arguments, as Hermes and Qwen write it.
+    """
+    opening, closing = _tag(tokenizer, tags[0]), _tag(tokenizer, tags[1])
     rules = ["start: call" + ("+" if several else ""), "call: " + " | ".join(f"c{i}" for i in range(len(tools)))]
     options = json.dumps(JSON_OPTIONS)[1:-1]
     for index, tool in enumerate(tools):
         function = tool["function"]
         schema = function.get("parameters") or ANY_OBJECT
         body = json.dumps({"x-guidance": json.loads("{" + options + "}"), **schema})
-        name = json.dumps(json.dumps(function["name"], ensure_ascii=False), ensure_ascii=False)[1:-1]
-        rules.append(
-            f'c{index}: {opening} "\\n{{\\"name\\": {name}, \\"arguments\\": " a{index} "}}\\n" {closing} /\\n?/'
-        )
+        if bare:
+            rules.append(f"c{index}: {opening} {json.dumps('call:' + function['name'])} a{index} {closing}")
+        else:
+            name = json.dumps(json.dumps(function["name"], ensure_ascii=False), ensure_ascii=False)[1:-1]
+            rules.append(
+                f'c{index}: {opening} "\\n{{\\"name\\": {name}, \\"arguments\\": " a{index} "}}\\n" {closing} /\\n?/'
+            )
         rules.append(f"a{index}: %json {body}")
     return "\n".join(rules)
 

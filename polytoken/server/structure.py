@@ -74,9 +74,10 @@ async def grammar_of(
 
 def _text(model: Model, form: ResponseFormat | None, forced: Sequence[Mapping[str, Any]], *, several: bool) -> str:
     if forced:
-        if tool_markup(model.tokenizer.chat_template) not in (None, TAGGED):
-            raise unsupported("this model's markup of calls cannot be forced yet", param="tool_choice")
-        return calls_grammar(forced, model.tokenizer, several=several)
+        markup = tool_markup(model.tokenizer.chat_template) or TAGGED
+        return calls_grammar(
+            forced, model.tokenizer, several=several, tags=(markup.opening, markup.closing), bare=markup is not TAGGED
+        )
     if form is None or form.type == "text":
         return ""
     if form.type == "json_object":

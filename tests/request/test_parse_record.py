@@ -240,3 +240,11 @@ def test_a_request_has_exactly_one_prompt(given_: dict[str, Any]) -> None:
     assert caught.value.code == "prompt_xor_messages"
     Request(request_id="a", max_new_tokens=1, raw_prompt="")
     Request(request_id="a", max_new_tokens=1, token_ids=())
+
+
+def test_tools_are_those_of_the_openai_api() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    assert parse(tools=[tool]).tools == (tool,)
+    assert parse(tools=None).tools == parse(tools=[]).tools == parse().tools == ()
+    for bad in ("look", {"name": "look"}, [None], [{}], [{"function": {"name": ""}}], 3, True):
+        assert code_of(tools=bad) == "bad_tools"

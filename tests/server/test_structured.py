@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -107,6 +108,32 @@ def test_objects_expressions_and_calls(heads: Running) -> None:
     steps = [d for c in heads.stream(CHAT, body)[:-1] for d in c["choices"][0]["delta"].get("tool_calls", [])]
     assert steps[0]["function"]["name"] == "order"
     check("".join(step["function"]["arguments"] for step in steps))
+
+
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{%- if tools -%}{{ '<start_of_turn>user\\n' + (tools | tojson) + '<end_of_turn>\\n' }}{%- endif -%}"
+    "{%- for m in messages -%}{{ '<start_of_turn>' + m.role + '\\n' + m.content }}"
+    "{%- for call in m.tool_calls or [] -%}"
+    "{{ '<|tool_call>call:' + call.function.name + '{}<tool_call|>' }}{%- endfor -%}"
+    "{{ '<end_of_turn>\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
+)
+
+
+def test_a_call_is_forced_in_gemmas_markup(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, "gemma3_text", seed=2, config={"max_position_embeddings": 2048}).path
+    (path / "chat_template.jinja").write_text(GEMMA_TEMPLATE)
+    with Running({"gemma": polytoken.load(path)}) as server:
+        words = {"model": "gemma", "tools": TOOLS, "temperature": 1}
+        for seed in range(3):
+            choice = answer(server, **words, tool_choice="required", parallel_tool_calls=False, seed=seed)
+            assert choice["finish_reason"] == "tool_calls", choice
+            (call,) = choice["message"]["tool_calls"]
+            assert call["function"]["name"] in ("order", "bill")
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        named = {"type": "function", "function": {"name": "order"}}
+        (call,) = answer(server, **words, tool_choice=named)["message"]["tool_calls"]
+        check(call["function"]["arguments"])
 
 
 def test_an_answer_cut_by_length_is_a_beginning(heads: Running) -> None:
