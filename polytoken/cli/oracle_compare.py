@@ -30,13 +30,13 @@ def compare(
     json: flags.Json = False,
 ) -> int:
     """Say in one line whether two receipts are identical, of the same law, or different. Exit 3 when they differ."""
+    from polytoken.oracle.compare.reading import read_comparable  # noqa: PLC0415
     from polytoken.oracle.compare.rows import Tolerance  # noqa: PLC0415
     from polytoken.oracle.compare.verdict import compare as hold  # noqa: PLC0415
-    from polytoken.oracle.receipt import read_receipts  # noqa: PLC0415
 
     if mode not in ("semantic", "exact"):
         raise UsageError("--mode must be semantic or exact", field="--mode")
-    receipts = [read_receipts(path, flag="FILE") for path in (left, right)]
+    receipts = [read_comparable(path) for path in (left, right)]
     if check:
         _check(left, receipts[0])
         _check(right, receipts[1])
@@ -67,7 +67,7 @@ def _check(path: Path, records: list[dict[str, object]]) -> None:
 
     faults = violations(records)
     if faults:
-        raise UsageError(f"{path} is no valid receipt: {faults[0]} ({len(faults)} faults)", field="FILE")
+        raise UsageError(f"{path} is no valid receipt: {faults[0]} ({len(faults)} faults)")
 
 
 def _save(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -80,34 +80,44 @@ def encode(event: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"event": event, **fields}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_receipts(path: Path, *, flag: str) -> list[Record]:
-    """The records of a receipt: every line that begins with a brace.
+def read_receipts(path: Path, *, flag: str | None = None) -> list[Record]:
+    """The records of a receipt: every line that begins with a brace, whatever its length.
+
+    Args:
+        flag: that named the file; None for an argument without one.
 
     Raises:
         UsageError: the file cannot be read, or such a line is not a JSON object with an `event`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        # Lines end with a line feed alone: JSON may hold other characters that end lines elsewhere.
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            return list(_parse(lines, name=str(path), flag=flag))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{flag}: cannot read {str(path)!r}: {reason}", field=flag) from None
-    return parse_lines(text.splitlines(), name=str(path), flag=flag)
+        raise _refuse(f"cannot read {str(path)!r}: {reason}", flag) from None
 
 
-def parse_lines(lines: Iterable[str], *, name: str, flag: str) -> list[Record]:
+def _parse(lines: Iterable[str], *, name: str, flag: str | None) -> Iterator[Record]:
     """Records from lines; lines that begin with no brace are somebody's plain text and are passed over."""
-    records = []
     for number, line in enumerate(lines, start=1):
         if not line.startswith("{"):
             continue
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(f"{flag}: {name}, line {number} is not JSON: {error}", field=flag) from None
+            record = json.loads(line, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise _refuse(f"{name}, line {number} is not JSON: {error}", flag) from None
         if not isinstance(record.get("event"), str):
-            raise UsageError(f"{flag}: {name}, line {number} has no event", field=flag)
-        records.append(record)
-    return records
+            raise _refuse(f"{name}, line {number} has no event", flag)
+        yield record
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _refuse(text: str, flag: str | None) -> UsageError:
+    return UsageError(text if flag is None else f"{flag}: {text}", field=flag)
 
 
 def start_fields(

@@ -56,7 +56,7 @@ def theirs(checkpoint: Path, *, mode: str = "decode") -> Records:
 
 
 def fixture(name: str) -> Records:
-    return read_receipts(FIXTURES / f"transformers-{name}.jsonl", flag="FILE")
+    return read_receipts(FIXTURES / f"transformers-{name}.jsonl")
 
 
 def test_a_receipt_is_identical_to_one_of_a_second_run_on_any_chunks(ours: Records, plain_hybrid: Path) -> None:

@@ -100,13 +100,16 @@ def _without_digests(name: str, value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         if set(value) == {"shape", "sha256"}:
-            return [size for size in value["shape"] if size != 1]
+            return _squeezed(value["shape"])
         return {key: _without_digests(key, item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return [_without_digests("", item) for item in value]
-    if name == "shape":
-        return [size for size in value if size != 1]
-    return value
+    return _squeezed(value) if name == "shape" else value
+
+
+def _squeezed(shape: Any) -> Any:
+    """Without axes of one item, which engines put where they like."""
+    return [size for size in shape if size != 1] if isinstance(shape, list) else shape
 
 
 def _differ(path: str, left: Any, right: Any, *, lenient: bool = False) -> tuple[str, Any, Any] | None:

@@ -1,0 +1,71 @@
+"""Reading a receipt for a comparison: what cannot be held against anything is refused with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from polytoken.errors import UsageError
+from polytoken.oracle.receipt import SCHEMA, Record, read_receipts
+
+_LARGEST: Final = 1e300  # beyond any logit or id
+
+
+def read_comparable(path: Path) -> list[Record]:
+    """The records of a receipt of this schema whose ids and rows are what they should be.
+
+    Raises:
+        UsageError: it cannot be read, is empty, of another schema, or holds ids or rows that are none.
+    """
+    records = read_receipts(path)
+    if not records:
+        raise UsageError(f"{path} holds no receipt: no line of it is a record")
+    for number, record in enumerate(records, start=1):
+        fault = _fault(record)
+        if fault is not None:
+            raise UsageError(f"{path}, record {number} ({record['event']}): {fault}")
+    return records
+
+
+def _fault(record: Record) -> str | None:
+    if record["event"] == "receipt_start" and record.get("schema") != SCHEMA:
+        known = f"this polytoken knows schema {SCHEMA}"
+        return f"its schema is {record.get('schema')!r}, and {known}; compare with the one that wrote it"
+    for name in ("token_ids", "tokens"):
+        if name in record and not _ids(record[name]):
+            return f"{name} must be a list of token ids"
+    if not _number(record.get("temperature", 0)):
+        return "temperature must be a number"
+    return _rows_fault(record)
+
+
+def _rows_fault(record: Record) -> str | None:
+    """Rows come one to a record, or as a list of them beside as many sums."""
+    top, sums = record.get("top"), record.get("logsumexp")
+    if top is None or top == []:
+        return None
+    one = _row(top)
+    if not one and not (isinstance(top, list) and all(_row(row) for row in top)):
+        return "top must be a list of pairs of id and number, or of such lists"
+    if one or sums is None:
+        return None if sums is None or _number(sums) else "logsumexp must be a number beside one row"
+    if isinstance(sums, list) and len(sums) == len(top) and all(map(_number, sums)):
+        return None
+    return f"logsumexp must be {len(top)} numbers, as many as rows"
+
+
+def _row(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(_pair(pair) for pair in row)
+
+
+def _pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and _number(pair[0]) and _number(pair[1])
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(type(item) is int for item in value)
