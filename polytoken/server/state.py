@@ -21,6 +21,7 @@ from polytoken.server.settings import ServerSettings
 from polytoken.server.turn import Turn
 
 ACCESS: Final = logging.getLogger("polytoken.access")
+FAREWELL_SECONDS: Final = 2.0  # how long failed streams have to say so
 STATISTICS_SECONDS: Final = 2.0  # how long /health and /metrics wait for a busy engine
 
 
@@ -91,8 +92,11 @@ class ServerState:
         except TimeoutError:
             for turn in list(self.turns):
                 turn.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
-            async with asyncio.timeout(5.0):
-                await self._idle.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await self._idle.wait()
+            for turn in list(self.turns):
+                turn.close()  # of clients that read nothing: they must not hold up the end
 
     async def statistics(self) -> dict[str, Mapping[str, Any]]:
         """What the lanes of all loaded models say; of an engine that is busy for long, what it said last."""
