@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,6 +159,11 @@ class DiskStore:
         """The records known in one folder of records, least recently written first."""
         with self._change:
             return [name for name in {**self._stored, **dict.fromkeys(self._pending)} if name.space == space]
+
+    def count_outside(self, spaces: Collection[str]) -> int:
+        """The records on the disk in other folders of records than these, as far as known here."""
+        with self._change:
+            return sum(name.space not in spaces for name in self._stored)
 
     def touch(self, names: Sequence[FileName]) -> None:
         """Make records the most recently used, in this order. Done in the background."""

@@ -152,6 +152,7 @@ class DiskTier(SecondTier):
         self._label = label
         self._checkpoint = checkpoint
         self._spaces: dict[StateIdentity, Space] = {}
+        self._at_work: set[str] = set()  # paths of the spaces that the bank's lookups and puts are made under
         self._known: OrderedDict[FileName, Known] = OrderedDict()
         self._debts: OrderedDict[bytes, _Debt] = OrderedDict()  # not written, or not all of it
         self._held: dict[bytes, _Debt] = {}  # what the bank holds
@@ -215,6 +216,7 @@ class DiskTier(SecondTier):
     def find(self, identity: StateIdentity, parent: bytes, rest: bytes) -> Offer | None:
         self._pay_debts()
         space = self.space(identity)
+        self._at_work.add(space.path)
         behind = None if parent == _root_digest(identity) else parent
         found: tuple[int, FileName, Known] | None = None
         for name in self._candidates(space, identity, parent, behind, rest):
@@ -243,9 +245,8 @@ class DiskTier(SecondTier):
         """
         counts = asdict(self.store.statistics())
         dropped = Counter(counts["dropped"]) + self._dropped
-        ours = sum(len(self.store.names(space.path)) for space in self._spaces.values())
-        others = counts["records"] - ours - len(self.store.names(NAMES.path))
-        return {**counts, "dropped": dict(dropped), "behind": len(self._debts), "records_of_others": max(0, others)}
+        others = self.store.count_outside({NAMES.path, *self._at_work})
+        return {**counts, "dropped": dict(dropped), "behind": len(self._debts), "records_of_others": others}
 
     # -- for its own parts and the command line -----------------------------------------------------------------------
 
@@ -355,6 +356,7 @@ class DiskTier(SecondTier):
     def _offer(self, run: StoredRun) -> bool:
         """Give the store what it lacks of a run; whether it took all of it."""
         space = self.space(run.identity)
+        self._at_work.add(space.path)
         outcome = self._offer_rows(space, run)
         if outcome is DiskPut.NO_PARENT and self._offer_above(space, run):
             outcome = self._offer_rows(space, run)
