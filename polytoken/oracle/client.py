@@ -12,8 +12,9 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from polytoken.errors import PolytokenError
+from polytoken.errors import PolytokenError, UsageError
 from polytoken.oracle.prompts import FOLLOW_UPS, PING
 from polytoken.oracle.source import CHECKS
 
@@ -43,6 +44,9 @@ class EvalPlan:
         counts_end: whether the server counts the id that ends an answer; None for what is known of it.
         bootstrap: whether the server encodes its template's head before the first request.
         think: whether reasoning is asked for.
+
+    Raises:
+        UsageError: an address that is none of HTTP.
     """
 
     url: str
@@ -65,6 +69,11 @@ class EvalPlan:
     timeout: float = 600.0
     warmup_prompt: str = PING
     follow_ups: tuple[str, ...] = FOLLOW_UPS
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--url: {self.url!r} must be of the form http://host:port", field="--url")
 
     @property
     def prompts(self) -> list[str]:

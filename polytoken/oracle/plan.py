@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from polytoken.errors import UsageError
+from polytoken.errors import RequestError, UsageError
+from polytoken.request import SamplingParams
 
 Mode = Literal["forward", "decode", "mtp", "ar", "mtp-prefill", "mtp-generate", "canvas"]
 TokenEvents = Literal["full", "progress"]
@@ -75,6 +76,7 @@ class Plan:
         _need(
             self.canary_library is None or self.canary in ("auto", "native"), "--canary-library needs --canary native"
         )
+        check_sampling(self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     @property
     def lane(self) -> str:
@@ -94,6 +96,15 @@ def choose_mode(**flags: bool) -> Mode:
     if len(given) > 1:
         raise UsageError(f"--{given[0]} excludes --{given[1]}: choose one mode", field=f"--{given[1]}")
     return given[0] if given else "forward"  # type: ignore[return-value]
+
+
+def check_sampling(temperature: float, *, top_p: float, top_k: int, flag: str | None = None) -> SamplingParams:
+    """How tokens are drawn. Raises UsageError, naming `flag` or the flag of the value, for what is no law."""
+    try:
+        return SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
+    except (RequestError, TypeError) as error:
+        name = f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}" if flag is None else flag
+        raise UsageError(f"{name}: {error}", field=name) from None
 
 
 def _need(holds: bool, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from polytoken.errors import UsageError
 from polytoken.oracle.failures import MismatchError
+from polytoken.oracle.plan import check_sampling
 from polytoken.oracle.receipt import Record, read_receipts
 from polytoken.request import SamplingParams
 
@@ -111,8 +112,8 @@ def parse_source(records: Sequence[Record], *, mtp: bool, canary: bool) -> Sourc
             warmup=start["warmup"],
             warmup_result=warmup_result,
             turns=tuple(_turn(record) for record in results),
-            sampling=SamplingParams(
-                temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"]
+            sampling=check_sampling(
+                settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], flag=_FLAG
             ),
             seed=settings["seed"],
             max_generated_tokens=settings["max_generated_tokens"],
@@ -172,7 +173,13 @@ def _check(start: Record, results: Sequence[Record], warmup: Record, *, mtp: boo
         "there is a seed": isinstance(settings["seed"], int),
         "acceleration is of kind mtp": acceleration["kind"] == "mtp",
         f"acceleration is {'on' if mtp else 'off'}, as here": acceleration["enabled"] == mtp,
+        "max_generated_tokens is a number of tokens": _count(settings["max_generated_tokens"]),
+        "context_tokens is a number of tokens": _count(settings["context_tokens"]),
+        "the warm-up's max_generated_tokens is a number of tokens": _count(start["warmup"]["max_generated_tokens"]),
         f"there are {TURNS} prompts": len(start["prompts"]) == TURNS,
+        "every prompt is a text": all(
+            isinstance(prompt, str) for prompt in (*start["prompts"], start["warmup"]["prompt"])
+        ),
         f"the turns are 1 to {TURNS}": [record["turn"] for record in results] == list(range(1, TURNS + 1)),
         "every turn is ok": all(record["ok"] for record in results),
         "every turn ended with stop": all(record["finish_reason"] == "stop" for record in results),

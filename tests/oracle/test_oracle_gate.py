@@ -218,7 +218,9 @@ def test_the_whole_gate_fails_with_status_3_and_names_the_check(
     assert records[-1]["exit_status"] == 3 and violations(records) == []
 
 
-@pytest.mark.parametrize("bad", [{"depths": (0,)}, {"contexts": ()}, {"contexts": (1,)}, {"prompts": 9}, {"seeds": 1}])
+@pytest.mark.parametrize(
+    "bad", [{"depths": (0,)}, {"contexts": ()}, {"contexts": (1,)}, {"prompts": 9}, {"seeds": 1}, {"top_p": 9}]
+)
 def test_a_matrix_that_makes_no_gate_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Matrix(**bad)

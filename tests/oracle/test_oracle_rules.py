@@ -91,6 +91,8 @@ def test_the_command_line_prints_receipts_on_stdout_and_to_a_file(
         (["--readme", "/nowhere/readme"], 2),
         (["--mtp"], 2),  # a model without a head
         (["--output", "/nowhere/out"], 2),
+        (["--ar", "--top-p", "7"], 2),
+        (["--ar", "--canary", "bogus"], 2),
     ],
 )
 def test_usage_errors_leave_with_status_2_and_one_line(

@@ -95,7 +95,12 @@ def test_a_source_is_read_with_what_it_says() -> None:
         (("settings", "prefill_chunk"), 0, "prefill_chunk"),
         (("settings", "acceleration", "kind"), "other", "kind mtp"),
         (("settings", "acceleration", "enabled"), False, "acceleration is on"),
+        (("settings", "context_tokens"), "many", "context_tokens"),
+        (("settings", "max_generated_tokens"), None, "max_generated_tokens"),
+        (("settings", "temperature"), -4, "--source-run: temperature"),
+        (("warmup", "max_generated_tokens"), 0, "warm-up's max_generated_tokens"),
         (("prompts",), ["a"], "3 prompts"),
+        (("prompts",), ["a", "b", 5], "every prompt is a text"),
         (("warmup", "enabled"), False, "warm-up"),
     ],
 )
@@ -226,3 +231,11 @@ def test_no_server_is_one_line(text_file: Path, capsys: pytest.CaptureFixture[st
     words = ["eval", "chat", "--url", "http://127.0.0.1:9", "--model", "m", "--readme", str(text_file)]
     assert main(words) == 1
     assert "no server answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000", "http://"])
+def test_an_address_that_is_none_of_http_is_a_usage_error(
+    url: str, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "chat", "--url", url, "--model", "m", "--readme", str(text_file)]) == 2
+    assert "must be of the form http://host:port" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def load_engine(name: str, checkpoint: Path) -> ReferenceEngine:
         UsageError: unknown, or not installed.
     """
     if name not in ENGINES:
-        raise UsageError(f"ENGINE must be one of {', '.join(ENGINES)}, not {name!r}", field="ENGINE")
+        raise UsageError(f"ENGINE must be one of {', '.join(ENGINES)}, not {name!r}")
     if not (checkpoint / "config.json").is_file():
         raise UsageError(f"--model: {str(checkpoint)!r} is no folder with a config.json", field="--model")
     try:
@@ -77,7 +77,6 @@ def load_engine(name: str, checkpoint: Path) -> ReferenceEngine:
         raise UsageError(
             f"{name} is not installed here ({missing.name}); run this in an environment that has it",
             code="missing_extra",
-            field="ENGINE",
         ) from None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polytoken.errors import UsageError
+from polytoken.oracle.plan import check_sampling
 from polytoken.oracle.subject import Ids, Subject
 from polytoken.request import SamplingParams
 
@@ -57,6 +58,8 @@ class Matrix:
             raise UsageError("--contexts needs at least one length", field="--contexts")
         if self.prompts > len(_TEXTS):
             raise UsageError(f"--prompts: there are {len(_TEXTS)} texts", field="--prompts")
+
+        check_sampling(self.temperature, top_p=self.top_p, top_k=self.top_k)
 
     @property
     def sampling(self) -> SamplingParams:
