@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from polytoken.engine import Engine, error_of
 from polytoken.engine.engine import Handle
@@ -16,6 +17,7 @@ from polytoken.request import Request
 from polytoken.server.errors import ApiError, from_engine
 
 _LOG = logging.getLogger(__name__)
+LATE_SECONDS: Final = 1.0  # behind its deadline, a turn whose events nobody awaits is closed
 EndOfTurn = Callable[["Turn"], None]
 
 
@@ -72,12 +74,15 @@ class Turn:
         self._events: asyncio.Queue[tuple[Member | None, Event | ApiError]] = asyncio.Queue()
         self._over = False
         self._ended = ended
+        # Whoever awaits the events tells of the end in time; this is for a client that reads nothing meanwhile.
+        self._alarm = self._loop.call_later(timeout + LATE_SECONDS, self._expire)
         try:
             for member in self.members:
                 sink = self._sink(member)
                 member.handle = engine.submit(member.request, sink, wait=False, token_events=True)
         except PolytokenError as error:
             self._cancel()
+            self._alarm.cancel()
             raise from_engine(error) from None
 
     def _sink(self, member: Member) -> Callable[[Event], None]:
@@ -123,8 +128,7 @@ class Turn:
             except TimeoutError:
                 if time.monotonic() < self._deadline:
                     return None
-                text = f"the request took longer than {self._timeout:g} seconds"
-                raise self._fail(ApiError(504, text, code="request_timeout")) from None
+                raise self._fail(self._late()) from None
         if isinstance(event, ApiError):
             raise self._fail(event)
         assert member is not None
@@ -154,6 +158,7 @@ class Turn:
     def close(self) -> None:
         """End what is still running, within one step. May be called any number of times."""
         self._cancel()
+        self._alarm.cancel()
         if not self._over:
             self._over = True
             self._ended(self)
@@ -169,6 +174,13 @@ class Turn:
             member.result = event
             if self.complete:
                 self.close()
+
+    def _late(self) -> ApiError:
+        return ApiError(504, f"the request took longer than {self._timeout:g} seconds", code="request_timeout")
+
+    def _expire(self) -> None:
+        self.fail(self._late())
+        self.close()
 
     def _fail(self, error: ApiError) -> ApiError:
         self.failure = error
