@@ -251,6 +251,10 @@ def test_snapshots_are_the_last_to_go_from_the_disk_and_keep_to_its_limit(tmp_pa
     run.talks.say("big", tuple(range(20, 320)), count=5)
     run.talks.snapshot("t", "big")
     assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
+    run.talks.say(None, tuple(range(400, 430)), count=2)
+    run.restart()  # the name that takes more than half of the folder keeps nobody out
+    assert run.talks.say(None, (*range(400, 430), 5), count=2).cached_tokens == 30
+    assert folder_bytes(tmp_path) <= limit
     run.close()
 
 

@@ -110,14 +110,15 @@ class Folder:
         """Delete the least recently used records until a file of `size` bytes fits; which went.
 
         What records that are `waiting` to be written continue goes after all others, and after that what named
-        snapshots stand on. None, and nothing goes, if it cannot fit beside `keep` and what that continues.
+        snapshots stand on: the newest of them, up to half the limit, so that old ones don't stop the rest. None, and
+        nothing goes, if it cannot fit beside `keep` and what that continues.
         """
         kept = frozenset() if keep is None else frozenset(self.index.path_to(keep))
         held = sum(self.index.item(name).charged for name in kept if name in self.index)
         if held + charge(size) > limit:
             return None
         dropped: list[FileName] = []
-        victims = self._victims(kept, waiting)
+        victims = self._victims(kept, waiting, most=limit // 2)
         while self.index.charged + charge(size) > limit:
             name = next(victims, None)
             if name is None:
@@ -128,21 +129,23 @@ class Folder:
             dropped.append(name)
         return dropped
 
-    def _victims(self, kept: frozenset[FileName], waiting: Iterable[FileName]) -> Iterator[FileName]:
-        pinned = kept | self._pinned()
+    def _victims(self, kept: frozenset[FileName], waiting: Iterable[FileName], *, most: int) -> Iterator[FileName]:
+        pinned = kept | self._pinned(most)
         yield from self.index.victims(pinned.union(*map(self.index.path_to, waiting)))
         yield from self.index.victims(pinned)
         yield from self.index.victims(kept)
 
-    def _pinned(self) -> frozenset[FileName]:
-        """The records of named snapshots, and those of their states."""
+    def _pinned(self, most: int) -> frozenset[FileName]:
+        """The records of the newest named snapshots and of their states, which take at most `most` bytes."""
         found: set[FileName] = set()
-        for name, item in self.index.items():
+        for name, item in reversed(self.index.items()):
             if name.space != NAMES or name.hint != SNAPSHOT:
                 continue
-            found.add(name)
-            for run in self._runs_of(name, item.used):
-                found.update([run, *(each for each in self.index.continuing(run) if each.hint == MARK)])
+            runs = self._runs_of(name, item.used)
+            more = {name, *runs, *(each for run in runs for each in self.index.continuing(run) if each.hint == MARK)}
+            if sum(self.index.item(each).charged for each in found | more) > most:
+                break
+            found |= more
         return frozenset(found)
 
     def _runs_of(self, name: FileName, used: int) -> list[FileName]:
