@@ -9,10 +9,12 @@ takes no lock: it leaves word in a queue made for that, or ends the process.
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_LATER: Final = 0.02  # seconds
 
 
 class Terminated(KeyboardInterrupt):
@@ -48,10 +51,13 @@ class Ending:
     def __init__(self) -> None:
         self.terminated = False
 
-    def terminate(self, number: int, _frame: FrameType | None) -> None:
+    def terminate(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if self.terminated:
             leave_at_once(number)
+        if _starts_an_extension(frame):
+            _thread.start_new_thread(_press_later, (number,))  # takes no lock
+            return
         self.terminated = True
         raise Terminated
 
@@ -124,6 +130,20 @@ def leave_at_once(number: int) -> NoReturn:
         if select.select([], [2], [], 0)[1]:  # where nobody reads our errors either, the note is what has to go
             os.write(2, note.encode())
     os._exit(128 + number)
+
+
+def _starts_an_extension(frame: FrameType | None) -> bool:
+    """Whether a compiled module is being initialised: an exception in the middle of it may abort the process."""
+    while frame is not None:
+        if frame.f_code.co_qualname.startswith("ExtensionFileLoader."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _press_later(number: int) -> None:
+    time.sleep(_LATER)
+    os.kill(os.getpid(), number)
 
 
 @contextmanager

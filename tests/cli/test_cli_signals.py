@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -180,3 +181,31 @@ def test_a_sigterm_that_a_library_dropped_ends_the_run_before_it_begins() -> Non
             signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Terminated), draining(cast(Engine, None)):
             pytest.fail("the run began")
+
+
+PRESS_WITHIN = """
+import os, signal, sys, time
+import mlx
+from polytoken.cli.interrupts import Terminated, ending
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("mlx.") and name != "mlx.core":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+with ending():
+    sys.meta_path.insert(0, Press())
+    try:
+        import mlx.core
+        print("imported", flush=True)
+        time.sleep(10)
+    except Terminated:
+        print("terminated")
+"""
+
+
+def test_sigterm_waits_until_a_compiled_module_is_there() -> None:
+    """MLX's initialisation imports Python modules; an exception from within one aborts the process."""
+    done = subprocess.run([sys.executable, "-c", PRESS_WITHIN], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("imported\nterminated\n", 0), done.stderr
