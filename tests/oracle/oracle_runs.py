@@ -11,6 +11,7 @@ from polytoken.errors import PolytokenError
 from polytoken.oracle.plan import Plan
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.run import run_oracle
+from polytoken.oracle.schema import receipt_schema
 
 
 @dataclass
@@ -55,3 +56,14 @@ def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {name: value for name, value in record.items() if not name.endswith("seconds") and name not in dropped}
         for record in records
     ]
+
+
+def undescribed(records: list[dict[str, Any]]) -> set[str]:
+    """Fields that the schema says nothing about, as `event.field`: it allows any, but ours are all described."""
+    described = receipt_schema()["$defs"]
+    return {
+        f"{record['event']}.{name}"
+        for record in records
+        for name in record
+        if name not in described[f"event_{record['event']}"]["properties"]
+    }

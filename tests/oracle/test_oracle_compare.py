@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from conftest import Run
-from oracle_runs import run_plan
+from oracle_runs import run_plan, undescribed
 
 from polytoken.cli import main
 from polytoken.models.hybrid.model import HybridModel
@@ -72,7 +72,7 @@ def test_transformers_mlx_lm_and_ours_are_of_one_law(name: str, request: pytest.
     mine = run_plan(str(checkpoint), mode="decode", max_new_tokens=STEPS).records
     receipts = {"transformers": fixture(name), "mlx-lm": theirs(checkpoint)}
     for other, records in receipts.items():
-        assert violations(records) == [], other
+        assert violations(records) == [] and undescribed(records) == set(), other
         found = compare(mine, records)
         assert found.verdict == "same law", (other, found.explain())
         assert found.notes == [], other  # the very same weight files

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from oracle_runs import undescribed
 
 from polytoken.assembly import EngineOptions
 from polytoken.cache.state import DecodingState, Snapshot
@@ -51,7 +52,7 @@ def test_all_that_is_promised_holds_and_the_receipt_says_so(hybrid: str) -> None
     matrix = replace(SMALL, fixed=True)
     result = run_gate(EngineOptions(model=hybrid, prefill_chunk_size=16), matrix, receipts)
     assert result.verdict == "identical", result.failed
-    assert violations(records) == []
+    assert violations(records) == [] and undescribed(records) == set()
     checks = {record["check"] for record in records if record["event"] == "gate_check"}
     assert checks >= {"greedy AR = MTP", "greedy AR = MTP, fixed shape", "sampled law", "restored = cold"}
     assert checks >= {"alone = in company", "seed gives one answer", "final state = fresh prefill"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from oracle_runs import timeless
+from oracle_runs import timeless, undescribed
 
 from polytoken.checkpoint.inspect import inspect
 from polytoken.errors import UsageError
@@ -30,7 +30,7 @@ MODES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("plan", MODES, ids=lambda plan: plan["mode"])
 def test_every_mode_writes_a_receipt_that_fits_the_schema(run: Run, hybrid: str, plan: dict[str, Any]) -> None:
     ran = run(hybrid, **plan)
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     end = ran.records[-1]
     assert (end["exit_status"], end["failure"], end["records"]) == (0, None, len(ran.records) - 1)
     assert ran.noted("reference_canary_summary") == [
@@ -128,7 +128,7 @@ def test_suffixes_behind_a_live_or_restored_state_have_the_bits_of_a_cold_prompt
 ) -> None:
     plan = {"mode": "mtp-generate", "restored_suffixes": text_file, "snapshot_restore": restore, "max_new_tokens": 8}
     ran = run(hybrid, **plan)
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     suffixes = ran.of("restored_suffix_reference")
     assert [record["step"] for record in suffixes] == [0, 1, 2]
     for record in suffixes:
@@ -145,7 +145,7 @@ def test_suffixes_behind_a_live_or_restored_state_have_the_bits_of_a_cold_prompt
 @pytest.mark.parametrize("mode", ["ar", "mtp-generate"])
 def test_a_chat_of_three_turns_reuses_its_own_prompt(run: Run, hybrid: str, text_file: Path, mode: str) -> None:
     ran = run(hybrid, mode=mode, chat=True, readme=text_file)
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     turns = ran.of("chat_turn")
     assert [turn["step"] for turn in turns] == [0, 1, 2] and ran.one("chat_end")["turns"] == 3
     assert turns[0]["cached_tokens"] == 0
@@ -177,7 +177,7 @@ def test_progress_is_one_line_a_second_and_only_for_new_tokens() -> None:
 
 def test_canvas_writes_every_denoise(run: Run, canvas: str) -> None:
     ran, again = (run(canvas, mode="canvas", max_new_tokens=9, seed=4) for _ in range(2))
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     steps, end = ran.of("canvas_reference"), ran.one("canvas_reference_end")
     assert [step["step"] for step in steps] == list(range(1, end["denoise_steps"] + 1))
     assert [token for step in steps for token in step["committed"]] == end["tokens"]

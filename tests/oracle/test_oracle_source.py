@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import end_soon
-from oracle_runs import run_plan
+from oracle_runs import run_plan, undescribed
 
 from polytoken.cli import main
 from polytoken.errors import UsageError
@@ -186,7 +186,7 @@ def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
     mode = "mtp-generate" if lane == "mtp" else "ar"
     plan: dict[str, Any] = {"mode": mode, "chat": True, "readme": text_file, "server_defaults": True}
     ran = run_plan(hybrid, **plan, source_run=record)
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     matches = ran.of("chat_source_match")
     assert len(matches) == 3 and all(all(match["checks"].values()) for match in matches)
     assert matches[2]["checks"].keys() == set(CHECKS)
@@ -210,7 +210,7 @@ def reproduce(model: str, readme: Path, record: Path) -> list[dict[str, bool]]:
     """What of every turn agrees when the AR lane runs the record's chat."""
     plan: dict[str, Any] = {"mode": "ar", "chat": True, "readme": readme, "server_defaults": True}
     ran = run_plan(model, **plan, source_run=record)
-    assert violations(ran.records) == []
+    assert violations(ran.records) == [] and undescribed(ran.records) == set()
     return [match["checks"] for match in ran.of("chat_source_match")]
 
 
