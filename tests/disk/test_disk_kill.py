@@ -49,6 +49,6 @@ def kill_while_writing(root: Path, trial: int) -> bool:
 
 @pytest.mark.parametrize("trials", [10])
 def test_e07_killed_at_a_random_moment(tmp_path: Path, trials: int) -> None:
-    """`benchmarks/kill_disk.py` does the same a hundred times."""
+    """`benchmarks/disk_trials.py` does the same a hundred times."""
     for trial in range(trials):
         kill_while_writing(tmp_path, trial)

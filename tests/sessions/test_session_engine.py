@@ -51,6 +51,24 @@ def test_e12_turns_of_a_session_cost_their_new_tokens_with_and_without_speculati
     assert summary.extra["restored_suffix_prefill_fused"] == 3 and summary.extra["ends_banked"] == 4
 
 
+def test_e06_a_stop_string_leaves_nothing_to_compute_again(engine) -> None:
+    """F01: wherever it ends, also among accepted drafts: the next turn computes its own token and no other."""
+    whole, _ = ask(engine, "whole", range(30, 60), session=None, count=24)
+    for place in range(2, len(whole.text) - 2, 3):
+        session = f"s{place}"
+        request = Request(
+            request_id=session, token_ids=tuple(range(30, 60)), max_new_tokens=24, session=session, ignore_eos=True,
+            seed=1, stop=(whole.text[place : place + 2],),
+        )  # fmt: skip
+        result = list(engine.stream(request))[-1]
+        assert result.stop_reason == "stop_string" and whole.token_ids[: result.generated_tokens] == result.token_ids
+        stream = engine.committed(session)
+        assert stream == (*range(30, 60), *result.token_ids)
+        _, started = ask(engine, f"next {place}", (*stream, 100 + place), session=session, count=1)
+        assert started.prefix_cache_tokens == len(stream)
+    assert list(engine.run([]))[-1].extra["ends_not_banked"] == 0
+
+
 def test_branches_and_snapshots_through_the_engine(engine) -> None:
     first, _ = ask(engine, "one", range(30, 60))
     stream = (*range(30, 60), *first.token_ids)
