@@ -63,7 +63,7 @@ async def grammar_of(
                 model.tokenizer,
                 vocab_size=vocab_size or model.tokenizer.vocab_size,
                 eos_ids=model.tokenizer.eos_ids,
-                reasoning=_marks(model, prompt, think=think),
+                reasoning=_marks(model, prompt, think=think, wanted=budget is not None),
                 budget=budget,
             )
 
@@ -91,11 +91,12 @@ def _text(model: Model, form: ResponseFormat | None, forced: Sequence[Mapping[st
     return json_grammar(form.json_schema.schema_)
 
 
-def _marks(model: Model, prompt: Prompt, *, think: bool) -> ReasoningMarks | None:
-    """How the model writes reasoning; None for a template that knows none."""
+def _marks(model: Model, prompt: Prompt, *, think: bool, wanted: bool) -> ReasoningMarks | None:
+    """How the model writes reasoning; None for a template that speaks of none, unless it is `wanted` all the same."""
     tokenizer = model.tokenizer
     tags = reasoning_tags(tokenizer.chat_template)
-    if tags.closing.strip() not in (tokenizer.chat_template or ""):
+    template = tokenizer.chat_template or ""
+    if not wanted and tags.opening.strip() not in template and tags.closing.strip() not in template:
         return None
     opening = tokenizer.encode(tags.opening, add_special_tokens=False)
     closing = tuple(tokenizer.encode(tags.closing, add_special_tokens=False))

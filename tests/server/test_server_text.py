@@ -20,6 +20,8 @@ from polytoken.testkit.tokenizer import StyleName
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+PARAMETERS = {"type": "object", "properties": {"count": {"type": "integer"}, "name": {"type": ["string", "null"]}}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
 
 
 def content_of(chunks: list[Any], name: str = "content") -> str:
@@ -159,10 +161,9 @@ def test_streams_beside_each_other_are_what_they_are_alone(scripted: Running, sc
         "four": "<think>never closed, <tool_call> or not",
     }
     script.says = lambda prompt: next(text for name, text in texts.items() if f"\n{name}<" in prompt)
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
     def stream(name: str) -> list[Any]:
-        body = {"messages": [{"role": "user", "content": name}], "tools": [tool], "max_tokens": 400}
+        body = {"messages": [{"role": "user", "content": name}], "tools": [TOOL], "max_tokens": 400}
         chunks = scripted.stream(CHAT, body)
         deltas = [dict(c["choices"][0]["delta"]) for c in chunks[:-1]]
         for delta in deltas:
@@ -188,3 +189,56 @@ def test_streams_beside_each_other_are_what_they_are_alone(scripted: Running, sc
         return [sums, names, "".join(step["function"]["arguments"] for step in calls), deltas[-1]]
 
     assert {name: joined(deltas) for name, deltas in beside.items()} == {n: joined(d) for n, d in alone.items()}
+
+
+@pytest.mark.parametrize("group", [1, 1000])
+def test_an_answer_of_one_call_alone_has_content(scripted: Running, script: Script, group: int) -> None:
+    """A08, A09: content is null, never missing, and the stream has one finish reason."""
+    script.says, script.group = lambda prompt: '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', group
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "max_tokens": 200}
+    _, record = scripted.post(CHAT, body)
+    message = record["choices"][0]["message"]
+    assert (message["role"], message["content"], len(message["tool_calls"])) == ("assistant", None, 1)
+    chunks = scripted.stream(CHAT, body)
+    assert [r for c in chunks[:-1] if (r := c["choices"][0]["finish_reason"])] == ["tool_calls"]
+    assert content_of(chunks) == ""
+
+
+WRITTEN = {
+    '{"count": 5.0}': {"count": 5},
+    '{"flag": True}': {"flag": True},
+    '{"count": 5,}': {"count": 5},
+    "{'name': 'it'}": {"name": "it"},
+    '{"name": null}': {"name": None},
+    '{"name": None}': {"name": None},
+    '{"deep": {"a": [1, {"b": []}]}}': {"deep": {"a": [1, {"b": []}]}},
+    "{}": {},
+    '{"count": 5.5}': {"count": 5.5},
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_calls_are_kept_whatever_their_form(scripted: Running, script: Script, written: str) -> None:
+    """A30: nearly-JSON is read where nothing is lost by it; the arguments are always JSON."""
+    script.says = lambda prompt: f'<tool_call>\n{{"name": "look", "arguments": {written}}}\n</tool_call>'
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "max_tokens": 400}
+    _, record = scripted.post(CHAT, body)
+    (call,) = record["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == WRITTEN[written]
+    steps = [s for c in scripted.stream(CHAT, body)[:-1] for s in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert json.loads("".join(step["function"]["arguments"] for step in steps)) == WRITTEN[written]
+
+
+@pytest.mark.parametrize("group", [1, 1000])
+def test_arguments_that_cannot_be_read_come_as_they_stand(scripted: Running, script: Script, group: int) -> None:
+    """A30: no call is dropped, and Anthropic's clients get an object all the same."""
+    script.says = lambda prompt: '<tool_call>\n{"name": "look", "arguments": {"a": <<}}\n</tool_call> done'
+    script.group = group
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "max_tokens": 400}
+    _, record = scripted.post(CHAT, body)
+    (call,) = record["choices"][0]["message"]["tool_calls"]
+    assert "<<" in call["function"]["arguments"]
+    claude = {**body, "tools": [{"name": "look", "input_schema": {"type": "object"}}]}
+    _, record = scripted.post("/v1/messages", claude)
+    (use,) = [block for block in record["content"] if block["type"] == "tool_use"]
+    assert "<<" in json.dumps(use["input"])

@@ -286,6 +286,28 @@ def test_whatever_the_schema_the_answer_parses_and_validates(
     assert record["timings"]["draft_n"] > 0
 
 
+THINKING_TEMPLATE = (
+    "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}"
+)
+
+
+def test_thinking_that_the_prompt_opens_has_a_budget(tmp_path: Path) -> None:
+    """A19: the other way to begin a block; with a schema behind it and without."""
+    path = write_checkpoint(tmp_path, "qwen3_5", seed=5, config={"max_position_embeddings": 2048}).path
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": THINKING_TEMPLATE}))
+    with Running({"mtp": polytoken.load(path, lane="mtp", mtp=MtpSettings(depth=3))}) as server:
+        body = {"messages": ASK["messages"], "thinking_budget": 16, "temperature": 0, "max_tokens": 200}
+        for words in ({"response_format": form(SCHEMA)}, {}):
+            status, record = server.post(CHAT, {**body, **words})
+            assert status == 200, record
+            assert 0 < record["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 16 + 1  # and the tag
+            assert record["choices"][0]["message"]["content"]
+            if words:
+                check(record["choices"][0]["message"]["content"])
+
+
 # -- the grammar's state ----------------------------------------------------------------------------------------------
 
 
