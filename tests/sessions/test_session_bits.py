@@ -7,6 +7,9 @@ after everything checks bytes, budgets and the bits of all that is stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +45,12 @@ steps = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *CANVAS_KINDS])
+def thinned(kinds: Iterable[str], *, slow: Sequence[str]) -> list[Any]:
+    """The kinds, some of them with `--slow` only."""
+    return [pytest.param(kind, marks=[pytest.mark.slow] * (kind in slow)) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", thinned([*KINDS, *CANVAS_KINDS], slow=("canvas rolled",)))
 @given(steps=steps, limit=st.sampled_from([0, 150_000, 400_000, 1 << 28]), marks=st.sampled_from([None, 100_000]))
 @settings(max_examples=15, deadline=None)
 def test_random_conversations_give_the_bits_of_cold_ones(kind: str, steps: list, limit: int, marks: int | None) -> None:
@@ -70,7 +78,7 @@ def test_a_turn_computes_its_new_tokens_and_nothing_else(kind: str) -> None:
     assert counts["restored_suffix_prefill_fused"] == 5
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", thinned(EVERY_KIND, slow=("sliding", "mtp next", "mtp both")))
 def test_a_stop_string_anywhere_in_an_answer_costs_the_next_turn_nothing(kind: str) -> None:
     """E06, E12, F01: also among accepted drafts, where the network is already further: only new tokens are computed."""
     talks = Talks(kind, 1 << 28)
