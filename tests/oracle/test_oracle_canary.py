@@ -303,7 +303,8 @@ def test_a_hanging_probe_ends_a_process_that_generates_within_2200_ms_by_its_own
     abort, summary = last_words("".join(lines))
     assert abort["phase"] == abort["sent_in"] == "decode"
     assert 2.0 <= abort["pending_seconds"] < 2.2
-    assert {"decode"} <= {sample["phase"] for sample in summary["samples"]}
+    phases = {sample["phase"] for sample in summary["samples"]}
+    assert phases and phases <= {"startup", "loading", "prefill", "decode"}
     assert sum('"ar_token"' in line for line in lines) > 20  # it went on meanwhile
 
 
