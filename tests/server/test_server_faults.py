@@ -278,6 +278,18 @@ def test_rates_are_limited_per_client() -> None:
     limiter.check("a", now=1.5)
 
 
+def test_a_client_over_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
+    """Each key has its own rate; probes of health are free."""
+    engine = scripted_engine(tmp_path, Script())
+    with Running({"m": engine}, rate_limit=2, api_keys=("a", "b")) as server:
+        answers = [server.request("POST", CHAT, HELLO, headers={"Authorization": "Bearer a"}) for _ in range(3)]
+        assert [answer[0] for answer in answers] == [200, 200, 429]
+        assert answers[-1][1]["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(answers[-1][2]["retry-after"]) <= 31
+        assert server.request("POST", CHAT, HELLO, headers={"Authorization": "Bearer b"})[0] == 200
+        assert server.request("GET", "/health")[0] == 200
+
+
 def test_a_shutdown_finishes_what_it_can_and_fails_the_rest(tmp_path: Path) -> None:
     """G04: while it drains, /health is 503 and nothing new is taken."""
     import asyncio  # noqa: PLC0415
