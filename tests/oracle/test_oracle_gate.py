@@ -97,7 +97,7 @@ def skew_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_skewed_acceptance_is_caught_by_the_sampled_law(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skew_acceptance(monkeypatch)
     matrix = replace(SMALL, seeds=12, new_tokens=12)
-    outcomes = hold(hybrid, lambda subject: check_law(subject, matrix))
+    outcomes = hold(hybrid, lambda subject: check_law(subject, matrix, exact=True))
     assert [(item.case["lane"], item.verdict) for item in outcomes] == [("ar", "identical"), ("mtp", "different")]
     assert verdicts(hold(hybrid, lambda subject: check_greedy(subject, SMALL, exact=True))) == {"identical"}
 
@@ -173,7 +173,7 @@ def leak_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_leaked_neighbour_is_caught_by_company(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     leak_neighbours(monkeypatch)
     matrix = replace(SMALL, depths=())
-    outcomes = hold(hybrid, lambda subject: check_company(subject, matrix))
+    outcomes = hold(hybrid, lambda subject: check_company(subject, matrix, exact=True))
     broken = [item for item in outcomes if item.verdict == "different"]
     assert broken and all(item.case["neighbours"] == 3 and item.detail["position"] is not None for item in broken)
 

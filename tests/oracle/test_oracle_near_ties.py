@@ -14,15 +14,20 @@ from polytoken.assembly import EngineOptions
 from polytoken.cache.state import DecodingState, Snapshot
 from polytoken.models.base import CausalModel, Hidden
 from polytoken.models.draft import DraftingModel
+from polytoken.oracle.gate import company
 from polytoken.oracle.gate import run as gate
+from polytoken.oracle.gate.company import check_company
 from polytoken.oracle.gate.greedy import check_greedy, check_rows
+from polytoken.oracle.gate.law import check_law
 from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome
 from polytoken.oracle.gate.run import GateResult, examine_gate
+from polytoken.oracle.gate.running import Answer
 from polytoken.oracle.gate.state import check_restore
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.schema import violations
 from polytoken.oracle.subject import Subject, examine
+from polytoken.request import Request
 
 SMALL = Matrix(depths=(2,), contexts=(20,), prompts=1, new_tokens=8, seeds=6)
 
@@ -71,6 +76,17 @@ class Twins(RoundsApart):
         even = self._model.project(hidden)[..., ::2]
         half = self._gap / 2 if hidden.shape[-2] > 1 else -self._gap / 2
         return mx.stack([even, even + half], axis=-1).reshape(*even.shape[:-1], -1)
+
+
+class Flipped(Twins):
+    """The same, with the order of twins as the test wants it, whatever the rows."""
+
+    def flip(self) -> None:
+        self._gap = -self._gap
+
+    def project(self, hidden: mx.array) -> mx.array:
+        even = self._model.project(hidden)[..., ::2]
+        return mx.stack([even, even + self._gap / 2], axis=-1).reshape(*even.shape[:-1], -1)
 
 
 def test_rows_that_round_apart_are_near_ties_where_no_bits_are_promised_and_failures_where_they_are(
@@ -157,3 +173,42 @@ def test_a_restore_that_rounds_apart_is_a_near_tie_where_no_bits_are_promised(
         outcomes = hold(hybrid, lambda subject, exact=exact: check_restore(subject, SMALL, exact=exact))  # type: ignore[misc]
         assert verdicts(outcomes) - {"identical"} == {verdict}
         assert all(item.detail["largest"] < 2e-3 for item in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("gap", "exact", "verdict"), [(1e-3, False, "near tie"), (1e-3, True, "different"), (3.0, False, "different")]
+)
+def test_a_draw_just_outside_a_support_that_rounding_moves_is_a_near_tie(
+    hybrid: str, gap: float, exact: bool, verdict: str
+) -> None:
+    matrix = replace(SMALL, depths=(), top_p=1.0, top_k=15, seeds=8, new_tokens=16)
+    (outcome,) = hold(
+        hybrid, lambda subject: check_law(replace(subject, model=Twins(subject.model, gap)), matrix, exact=exact)
+    )
+    assert outcome.verdict == verdict, outcome.detail
+    assert bool(outcome.detail["edges"]) == (verdict == "near tie")
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(1e-3, "near tie"), (0.5, "different")])
+def test_a_run_that_does_not_repeat_every_bit_is_told_from_a_neighbour(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch, gap: float, verdict: str
+) -> None:
+    """MLX on CUDA may round one run otherwise than the next, alone too."""
+    alone, twins = company.answer, []
+
+    def otherwise(lane: Any, request: Request) -> Answer:
+        twins[0].flip()
+        try:
+            return alone(lane, request)
+        finally:
+            twins[0].flip()
+
+    monkeypatch.setattr(company, "answer", otherwise)
+
+    def check(subject: Subject) -> Iterator[Outcome]:
+        twins.append(Flipped(subject.model, gap))
+        return check_company(replace(subject, model=twins[0]), replace(SMALL, depths=()), exact=False)
+
+    outcomes = hold(hybrid, check)
+    assert verdicts(outcomes) - {"identical"} == {verdict}
+    assert all("left_margin" in item.detail for item in outcomes if item.verdict == verdict)

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from polytoken.lanes.base import Lane
 from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.oracle.compare.rows import Tolerance, Top, examine_tie
+from polytoken.oracle.gate.greedy import LISTED
 from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome, equal
 from polytoken.oracle.gate.running import GREEDY, answer, answer_all, ask, first_parting
 from polytoken.oracle.subject import Subject
 from polytoken.request import Request
 
+CHECK: Final = "alone = in company"
 
-def check_company(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
+
+def check_company(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcome]:
     """Greedy and sampled requests side by side give what each gives alone."""
     requests = _requests(subject, matrix)
+    tolerance = Tolerance.of(str(subject.about["dtype"]))
     for name, lane in _lanes(subject, matrix):
         together = answer_all(lane, requests)
-        for request, item in zip(requests, together, strict=True):
-            alone = answer(lane, request).tokens
-            place = first_parting(alone, item.tokens)
+        for index, request in enumerate(requests):
+            alone, beside = answer(lane, request).tokens, together[index].tokens
+            place = first_parting(alone, beside)
             case = {"lane": name, "request": request.request_id, "neighbours": len(requests) - 1}
-            yield equal("alone = in company", case, place is None, position=place)
+            if place is None or exact:
+                yield equal(CHECK, case, place is None, position=place)
+                continue
+            drawn = request.sampling.temperature > 0
+            laws = _laws_at(place, lane, requests, index)
+            tie = examine_tie("tokens", place, (alone[place], beside[place]), laws, tolerance=tolerance, drawn=drawn)
+            yield Outcome(check=CHECK, case=case, verdict="near tie" if tie.near else "different", detail=vars(tie))
+
+
+def _laws_at(place: int, lane: Lane[Any], requests: list[Request], index: int) -> tuple[Top | None, Top | None]:
+    """The likeliest ids at a place of one request, alone and in company: both runs again."""
+    listed = [replace(each, sampling=replace(each.sampling, logprobs=LISTED)) for each in requests]
+    return answer(lane, listed[index]).top(place), answer_all(lane, listed)[index].top(place)
 
 
 def check_seeds(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:

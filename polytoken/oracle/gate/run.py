@@ -157,9 +157,9 @@ def _checks(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcom
         yield from check_final_state(subject, matrix, exact=exact)
     yield from check_snapshots(subject, matrix, exact=exact)
     yield from check_restore(subject, matrix, exact=exact)
-    yield from check_company(subject, matrix)
+    yield from check_company(subject, matrix, exact=exact)
     yield from check_seeds(subject, matrix)
-    yield from check_law(subject, matrix)
+    yield from check_law(subject, matrix, exact=exact)
 
 
 def _timed(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
