@@ -135,7 +135,7 @@ class Request:
         if self.raw_prompt is not None and not (isinstance(self.raw_prompt, str) and _is_unicode(self.raw_prompt)):
             raise RequestError("prompt must be a string of valid Unicode", code="bad_prompt", field="prompt")
         ids = self.token_ids
-        if ids is not None and not (isinstance(ids, tuple) and all(_is_integer(item) and item >= 0 for item in ids)):
+        if ids is not None and not (isinstance(ids, tuple) and _are_ids(ids)):
             raise RequestError("token_ids must be a tuple of integers of at least 0", code="bad_prompt", field="prompt")
         if not (self.session is None or _is_request_id(self.session)):
             raise RequestError(_BAD_SESSION, code="bad_session", field="session")
@@ -366,6 +366,13 @@ def _shown(value: object) -> str:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_ids(items: tuple[object, ...]) -> bool:
+    """Whether all are integers of at least 0; a long history is looked at in every turn, so plain ones go fast."""
+    if set(map(type, items)) <= {int}:
+        return min(items, default=0) >= 0  # type: ignore[type-var, operator]
+    return all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items)
 
 
 def _integer(name: str, value: object, *, low: int, high: int | None = None) -> None:
