@@ -7,7 +7,7 @@
 `--probe native` compiles the shipped library with `cc`: the one for NVIDIA GPUs where MLX has a GPU, else the
 reference. Every round opens the same request and decodes two blocks, one of them probed; which comes first alternates.
 The figure is the median over the rounds of seconds with / seconds without, with its quartiles and the 95 % interval of
-the median. Run it on an idle machine: the receipt says how busy it was.
+the median; beside it the same of processor time, which a busy machine moves less. Run it on an idle machine: the receipt says how busy it was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -59,6 +59,13 @@ def make_probe(name: str, library: Path | None, folder: Path) -> Probe:
     return NativeProbe(library or compiled(folder, "canary_cuda.c" if device == "gpu" else "canary.c"))
 
 
+class Spent(NamedTuple):
+    """Seconds of a block by the clock, and of processor time over all threads of this process, the canary's too."""
+
+    clock: float
+    processor: float
+
+
 class Blocks:
     """Decoding in blocks, with the canary around those that are probed."""
 
@@ -69,49 +76,55 @@ class Blocks:
         self.threads: str | None = None
         self.samples: list[dict[str, Any]] = []
 
-    def round(self, *, probed_first: bool) -> tuple[float, float]:
-        """Seconds of the probed block and of the other one."""
+    def round(self, *, probed_first: bool) -> tuple[Spent, Spent]:
+        """What the probed block and the other one took."""
         request = ask("overhead", self._ids, WARM + 2 * self._tokens + 1)
         row: Any = self._lane.open(request, self._ids)
         while not self._lane.prefill_step(row):
             pass
         self._decode(row, WARM)
-        seconds = {probed: self._block(row, probed=probed) for probed in (probed_first, not probed_first)}
+        spent = {probed: self._block(row, probed=probed) for probed in (probed_first, not probed_first)}
         self._lane.close(row, keep=False)
-        return seconds[True], seconds[False]
+        return spent[True], spent[False]
 
-    def _block(self, row: Any, *, probed: bool) -> float:
+    def _block(self, row: Any, *, probed: bool) -> Spent:
         if not probed:
             return self._decode(row, self._tokens)
         receipts = Receipts(self._take, self._take, descriptor=2)
         with Canary(self._probe, receipts) as canary:
-            seconds = self._decode(row, self._tokens)
+            spent = self._decode(row, self._tokens)
         self.threads = canary.kind
-        return seconds
+        return spent
 
-    def _decode(self, row: Any, tokens: int) -> float:
-        start = time.perf_counter()
+    def _decode(self, row: Any, tokens: int) -> Spent:
+        start, busy = time.perf_counter(), time.process_time()
         for _ in range(tokens):
             (commit,) = self._lane.step([row])
             if isinstance(commit, Exception):
                 raise commit
-        return time.perf_counter() - start
+        return Spent(time.perf_counter() - start, time.process_time() - busy)
 
     def _take(self, line: str) -> None:
         self.samples += json.loads(line).get("samples", [])
 
 
-def measure(blocks: Blocks, rounds: int) -> list[float]:
-    """The ratio of every round, after one that warms up."""
-    ratios = []
+def measure(blocks: Blocks, rounds: int) -> tuple[list[float], list[float]]:
+    """The ratios of every round by the clock and in processor time, after one that warms up."""
+    ratios: list[float] = []
+    processor: list[float] = []
     for number in range(rounds + 1):
         probed, free = blocks.round(probed_first=number % 2 == 0)
         if number == 0:
             blocks.samples.clear()
             continue
-        ratios.append(probed / free)
-        print(f"round {number}: {probed:.3f} s with, {free:.3f} s without, {ratios[-1]:.4f}", file=sys.stderr)
-    return ratios
+        ratios.append(probed.clock / free.clock)
+        processor.append(probed.processor / free.processor)
+        print(
+            f"round {number}: {probed.clock:.3f} s with, {free.clock:.3f} s without, {ratios[-1]:.4f}; "
+            f"processor time {processor[-1]:.4f}",
+            file=sys.stderr,
+        )
+    return ratios, processor
 
 
 def summarise(ratios: list[float]) -> dict[str, Any]:
@@ -148,15 +161,17 @@ def main() -> int:
         def work(subject: Subject) -> dict[str, Any]:
             with closing(make_probe(options.probe, options.library, folder)) as probe:
                 blocks = Blocks(subject, probe, options.tokens)
-                ratios = measure(blocks, options.rounds)
+                ratios, processor = measure(blocks, options.rounds)
                 done = sorted(sample["completed_ms"] for sample in blocks.samples)
                 return {
                     **summarise(ratios),
+                    "processor_time": summarise(processor),
                     "probe": probe.name,
                     "threads": blocks.threads,
                     "probes": len(done),
                     "probe_ms": {"median": statistics.median(done), "most": done[-1]} if done else None,
                     "ratios": ratios,
+                    "processor_ratios": processor,
                 }
 
         found = examine(EngineOptions(model=model, batch_size=1), work)
@@ -170,6 +185,9 @@ def main() -> int:
     print(
         f"decoding takes {found['median_ratio']:.4f} times as long with the canary (95 % within {low:.4f}..{high:.4f})"
     )
+    busy = found["processor_time"]
+    low, high = busy["interval_95"]
+    print(f"and {busy['median_ratio']:.4f} times the processor time (95 % within {low:.4f}..{high:.4f})")
     if options.json is not None:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0

@@ -2,8 +2,8 @@
 
 The network is a mid-size hybrid with random weights (about 35 million parameters), whose values do not change the
 speed. One layer in four is full attention, as in the released hybrids: what it computes for a new token grows with the
-history, and nothing else does. Each history is a conversation's first turn; after it, turns of a few new tokens are timed
-one after the other, from the request to its first token, and the parts of a turn each on their own.
+history, and nothing else does. Each history is a conversation's first turn; after it, turns of a few new tokens are
+timed one after the other, from the request to its first token, and the parts of a turn each on their own.
 
     python benchmarks/warm_ttft.py --json results.json
     python benchmarks/warm_ttft.py --histories 256,1024 --rounds 2     # a quick look
