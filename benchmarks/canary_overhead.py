@@ -7,8 +7,8 @@
 `--probe native` compiles the shipped library with `cc`: the one for NVIDIA GPUs where MLX has a GPU, else the
 reference. Every round opens the same request and decodes two blocks, one of them probed; which comes first alternates.
 The figure is the median over the rounds of seconds with / seconds without, with its quartiles and the 95 % interval of
-the median; beside it the same of processor time, which a busy machine moves less. Run it on an idle machine: the receipt
-says how busy it was.
+the median; beside it the same of processor time, which a busy machine moves less. Run it on an idle machine: the
+receipt says how busy it was.
 """
 
 from __future__ import annotations
