@@ -176,7 +176,6 @@ def test_a_head_of_a_run_is_another_receipt(ours: Records) -> None:
     assert compare(ours, [*ours[:-4], *ours[-2:]]).verdict == "different"
 
 
-@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_is_of_one_law_with_mlx_lm(smollm2: Path) -> None:
     mine = run_plan(str(smollm2), mode="decode", max_new_tokens=1, chunk=256).records
@@ -190,7 +189,6 @@ def test_smollm2_is_of_one_law_with_mlx_lm(smollm2: Path) -> None:
     assert found.verdict == "same law", found.explain()
 
 
-@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_runs_the_modes_of_a_model_without_a_head(run: Run, smollm2: Path, tmp_path: Path) -> None:
     readme = tmp_path / "readme.txt"
