@@ -192,6 +192,15 @@ def test_a_library_without_the_entry_point_is_a_usage_error(build: Build, tmp_pa
         NativeProbe(tmp_path / "none.so")
 
 
+@pytest.mark.parametrize(
+    "body", ["return -1;", "return 2;", "seconds[0] = NAN; return 1;", "seconds[1] = -1; return 1;"]
+)
+def test_a_library_succeeds_with_1_and_times_alone(build: Build, body: str) -> None:
+    code = f"#include <math.h>\nint ds4_gpu_canary_probe(double seconds[2]) {{ seconds[0] = seconds[1] = 0; {body} }}"
+    with pytest.raises(UsageError, match="the first probe failed"):
+        NativeProbe(build(code))
+
+
 # -- processes that end ------------------------------------------------------------------------------------------------
 
 HELD = """
@@ -252,13 +261,21 @@ def test_a_hanging_probe_ends_a_process_whose_interpreter_is_held_even_if_nobody
 
 
 @pytest.mark.parametrize(
-    ("body", "ok"), [("return hung();", False), ("seconds[1] = hung() ? 0.1 : 2.5; return 1;", True)]
+    ("body", "ok", "completed"),
+    [
+        ("return hung();", False, 100.0),
+        ("seconds[1] = hung() ? 0.1 : 2.5; return 1;", True, 2500.0),
+        ("return hung() ? 1 : -1;", False, 100.0),
+        ("seconds[0] = hung() ? 0.1 : NAN; return 1;", False, 0.0),
+        ("seconds[0] = hung() ? 0.1 : -1.0; return 1;", False, 0.0),
+    ],
 )
 def test_a_probe_that_fails_or_was_late_ends_the_process_with_its_sample(
-    build: Build, tmp_path: Path, body: str, ok: bool
+    build: Build, tmp_path: Path, body: str, ok: bool, completed: float
 ) -> None:
     hang = tmp_path / "hang"
     code = f"""
+#include <math.h>
 #include <unistd.h>
 static int hung(void) {{ return access(HANG_FILE, F_OK) != 0; }}
 int ds4_gpu_canary_probe(double seconds[2]) {{ seconds[0] = seconds[1] = 0.1; {body} }}
@@ -268,7 +285,7 @@ int ds4_gpu_canary_probe(double seconds[2]) {{ seconds[0] = seconds[1] = 0.1; {b
     ran = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
     assert ran.returncode == 86
     abort, summary = last_words(ran.stderr)
-    assert abort["ok"] is ok and abort["sample"]["completed_ms"] == (2500.0 if ok else 100.0)
+    assert abort["ok"] is ok and abort["sample"]["completed_ms"] == completed
     assert summary["samples"][-1] == abort["sample"]
 
 

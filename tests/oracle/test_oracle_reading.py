@@ -92,3 +92,43 @@ def test_a_text_may_hold_any_character(tmp_path: Path) -> None:
     file, text = tmp_path / "receipt.jsonl", "one\u2028two\x85three\rfour"
     file.write_text(encode("decode_reference_end", {"text": text}) * 2, encoding="utf-8", newline="\n")
     assert [record["text"] for record in read_receipts(file)] == [text, text]
+
+
+FAILED: dict[str, Any] = {
+    "event": "receipt_end",
+    "exit_status": 2,
+    "failure": {"code": "missing_extra", "field": None, "error": "torch is not installed"},
+}
+
+
+def test_receipts_of_runs_that_came_to_no_result_are_not_identical(tmp_path: Path) -> None:
+    file = tmp_path / "failed.jsonl"
+    for head in ([], [record for record in good() if record["event"] in ("receipt_start", "reference_prompt")]):
+        file.write_text(lines([*head, FAILED]))
+        with pytest.raises(UsageError, match="holds no result: its run ended with status 2: torch is not installed"):
+            read_comparable(file)
+
+
+def test_a_run_that_failed_differs_from_one_that_did_not_and_says_so() -> None:
+    whole = good()
+    assert whole[-1]["event"] == "receipt_end"
+    found = compare(whole, [*whole[:-1], FAILED])
+    assert found.verdict == "different" and found.semantic is not None and found.semantic.field == "exit_status"
+    assert found.notes == ["of the second receipt: its run ended with status 2: torch is not installed"]
+    assert compare(whole, whole).notes == []
+    assert compare(whole, whole[:-1]).notes == [
+        "of the second receipt: it is cut off: its last record is no receipt_end"
+    ]
+
+
+def test_a_snapshot_that_changed_is_located_though_digests_of_engines_differ() -> None:
+    """Two engines' digests need not agree; that a digest stayed what it was before, must."""
+
+    def suffix(before: str, after: str) -> Records:
+        snapshot = {"lazy_kv": True, "trunk": before, "mtp": "m", "trunk_after": after, "mtp_after": "m"}
+        return [{"event": "restored_suffix_reference", "step": 1, "snapshot": snapshot}]
+
+    assert compare(suffix("a", "a"), suffix("b", "b")).verdict == "same law"
+    found = compare(suffix("a", "a"), suffix("b", "c"))
+    assert found.verdict == "different" and found.semantic is not None
+    assert found.semantic.field == "snapshot.trunk_after" and found.semantic.right == "changed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 import threading
@@ -96,8 +97,11 @@ class NativeProbe(Probe):
 
     def __call__(self) -> Sample:
         seconds = _Seconds()
-        ok = bool(self._function(ctypes.byref(seconds)))
-        return Sample(ok, seconds.scheduled_seconds, seconds.completed_seconds)
+        ok = self._function(ctypes.byref(seconds)) == 1
+        times = seconds.scheduled_seconds, seconds.completed_seconds
+        if not all(0.0 <= time < math.inf for time in times):  # NaN, too, fails both
+            return Sample(False, 0.0, 0.0)
+        return Sample(ok, *times)
 
 
 class MlxProbe(Probe):

@@ -101,10 +101,18 @@ def _without_digests(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         if set(value) == {"shape", "sha256"}:
             return _squeezed(value["shape"])
-        return {key: _without_digests(key, item) for key, item in value.items()}
+        return {key: _stayed(value, key) or _without_digests(key, item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return [_without_digests("", item) for item in value]
     return _squeezed(value) if name == "shape" else value
+
+
+def _stayed(record: Mapping[str, Any], name: str) -> str | None:
+    """For a digest `x_after` beside `x`: whether the two are one, which engines agree on whatever their bits are."""
+    before = name.removesuffix("_after")
+    if before == name or before not in record:
+        return None
+    return "as before" if record[name] == record[before] else "changed"
 
 
 def _squeezed(shape: Any) -> Any:

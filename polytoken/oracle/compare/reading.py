@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from polytoken.errors import UsageError
+from polytoken.oracle.compare.fields import HEADER
 from polytoken.oracle.receipt import SCHEMA, Record, read_receipts
 
+_NO_RESULT: Final = HEADER | {"reference_prompt"}
 _LARGEST: Final = 1e300  # beyond any logit or id
 
 
@@ -16,7 +18,7 @@ def read_comparable(path: Path) -> list[Record]:
     """The records of a receipt of this schema whose ids and rows are what they should be.
 
     Raises:
-        UsageError: it cannot be read, is empty, of another schema, or holds ids or rows that are none.
+        UsageError: it cannot be read, is empty or of another schema, says of no result, or holds ids or rows that are none.
     """
     records = read_receipts(path)
     if not records:
@@ -25,7 +27,21 @@ def read_comparable(path: Path) -> list[Record]:
         fault = _fault(record)
         if fault is not None:
             raise UsageError(f"{path}, record {number} ({record['event']}): {fault}")
+    if all(record["event"] in _NO_RESULT for record in records):
+        raise UsageError(f"{path} holds no result: {ending(records) or 'nothing was run'}")
     return records
+
+
+def ending(records: Sequence[Record]) -> str | None:
+    """What is wrong with the way a receipt ends; None for a run that came to its end."""
+    last = records[-1] if records else {}
+    if last.get("event") != "receipt_end":
+        return "it is cut off: its last record is no receipt_end"
+    if not last.get("exit_status"):
+        return None
+    failure = last.get("failure")
+    why = f": {failure.get('error')}" if isinstance(failure, Mapping) else ""
+    return f"its run ended with status {last['exit_status']}{why}"
 
 
 def _fault(record: Record) -> str | None:

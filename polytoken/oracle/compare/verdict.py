@@ -14,6 +14,7 @@ from polytoken.oracle.compare.fields import (
     first_semantic_difference,
     name_record,
 )
+from polytoken.oracle.compare.reading import ending
 from polytoken.oracle.compare.rows import Drift, Tie, Tolerance, compare_rows, examine_tie, rows_of, top_at
 from polytoken.oracle.receipt import Record
 
@@ -102,8 +103,14 @@ def compare(
     hashes = _hash(left), _hash(right)
     if None not in hashes and hashes[0] != hashes[1]:
         result.notes.append("the weight files are not the same")
+    for side, records in (("the first", left), ("the second", right)):
+        fault = ending(records)
+        if fault is not None:
+            result.notes.append(f"of {side} receipt: {fault}")
     result.exact = _first_exact(left, right)
     _compare_semantic(_law(left), _law(right), result)
+    if result.semantic is None:
+        result.semantic = _other_ending(left, right)
     broken = result.semantic is not None or any(not drift.within for drift in result.drifts)
     broken = broken or any(not tie.near for tie in result.ties)
     if result.exact is None:
@@ -188,6 +195,16 @@ def _uneven(left: Sequence[Record], right: Sequence[Record]) -> Difference | Non
     index = min(len(left), len(right))
     longer = left if len(left) > len(right) else right
     return Difference(index, name_record(longer[index]), "records", len(left), len(right))
+
+
+def _other_ending(left: Sequence[Record], right: Sequence[Record]) -> Difference | None:
+    """The exit status, where both receipts state it and they differ."""
+    if not left or not right:
+        return None
+    a, b = left[-1], right[-1]
+    if a["event"] != "receipt_end" or b["event"] != "receipt_end":
+        return None
+    return first_semantic_difference(len(left) - 1, a, b)
 
 
 def _law(records: Sequence[Record]) -> list[Record]:

@@ -19,7 +19,7 @@
 
 typedef int64_t nanoseconds;
 typedef int (*probe_function)(double seconds[2]);
-enum { WORD = 16, SECOND = 1000000000 };
+enum { WORD = 16, SECOND = 1000000000, LONGEST = 1000000000 /* seconds that a probe may tell of */ };
 
 typedef struct {
     char phase[WORD];
@@ -163,8 +163,11 @@ static int ask_process(nanoseconds times[2]) {
 static int ask_probe(nanoseconds times[2]) {
     if (canary.function == NULL) return ask_process(times);
     double seconds[2] = {0.0, 0.0};
-    const int ok = canary.function(seconds);
-    for (int i = 0; i < 2; i++) times[i] = (nanoseconds)(seconds[i] * SECOND);
+    const int ok = canary.function(seconds) == 1;
+    for (int i = 0; i < 2; i++) {
+        if (!(seconds[i] >= 0.0 && seconds[i] < LONGEST)) return 0; /* NaN is neither */
+        times[i] = (nanoseconds)(seconds[i] * SECOND);
+    }
     return ok;
 }
 
