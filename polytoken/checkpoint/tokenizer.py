@@ -23,6 +23,7 @@ TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 _INCLUDE: Final = re.compile(r"\s*\{%-?\s*(include|extends|import)\b[^%]*%\}\s*")
 _TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+LONG_CHARACTERS: Final = 4_000  # of longer texts, `encode` would stop every other thread for as long as it takes
 # What of a rebuilt tokenizer must equal tokenizer.json; the post-processor may differ (begin-token settings).
 _PARTS: Final = ("normalizer", "pre_tokenizer", "decoder")
 
@@ -57,7 +58,11 @@ class Tokenizer:
         `add_special_tokens` lets the tokenizer put its begin token in front where it does that; text that a chat
         template rendered carries its own and must be encoded with False.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > LONG_CHARACTERS:
+            (made,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:
+            made = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = made.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

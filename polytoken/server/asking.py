@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from polytoken.errors import PolytokenError
 from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed, parse_sampling, parse_stop
-from polytoken.server.errors import bad_request, from_engine
+from polytoken.server.errors import bad_request, from_engine, unsupported
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt
-from polytoken.server.records import Sampled
+from polytoken.server.records import Record, Sampled
 
 _SAMPLING: Final = (
     "temperature",
@@ -26,6 +26,7 @@ _SAMPLING: Final = (
     "logit_bias",
 )
 _LAW: Final = ("temperature", "top_p", "top_k", "min_p")  # of drawing: a canvas has one of its own
+_CHAT_ALONE: Final = ("n", "messages", "logprobs", "top_logprobs", "polytoken")
 _SEED_BITS: Final = 53  # of drawn seeds: every reader of JSON gives them back exactly
 SESSION_HEADERS: Final = ("x-session-id", "x-polytoken-session-id")
 
@@ -40,6 +41,19 @@ def answer_headers(answer_id: str, body: Sampled, model: Model) -> dict[str, str
     idle = [name for name in _LAW if model.lane == "canvas" and getattr(body, name) is not None]
     ignored = ",".join(quote(name, safe="") for name in sorted([*body.ignored(), *idle])[:20])
     return {"x-request-id": answer_id, **({"x-polytoken-ignored": ignored} if ignored else {})}
+
+
+def handed_on(body: Record) -> dict[str, Any]:
+    """What other endpoints give to the chat as it stands: the members that their own form does not have.
+
+    Raises:
+        ApiError: 400 for one whose effect their answers cannot show.
+    """
+    extra = dict(body.model_extra or {})
+    for name in _CHAT_ALONE:
+        if extra.get(name) and not (name == "n" and extra[name] == 1):
+            raise unsupported(f"{name} is not supported here; chat completions have it", param=name)
+    return extra
 
 
 def sampling_of(model: Model, body: Sampled, *, logprobs: int | None) -> SamplingParams:

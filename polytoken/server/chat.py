@@ -71,7 +71,7 @@ async def open_chat(
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
     prompt = await prompt_of(model, body)
-    check_room(model, prompt, state.settings.max_context)
+    check_room(model, prompt, state.settings.max_context, param="messages")
     grammar = await grammar_of(
         model,
         prompt,
@@ -230,8 +230,7 @@ async def _frames(chat: Chat, first: First) -> AsyncIterator[bytes]:
         yield frame(error.openai())
         yield DONE
         return
-    options = chat.body.stream_options
-    if options is not None and options.include_usage:
+    if chat.body.wants_usage:
         usage = usage_of(chat.answers, per_prompt=len(chat.answers)).openai()
         result = chat.answers[0].result
         assert result is not None
@@ -253,7 +252,7 @@ def _parts(chat: Chat, member: Member, event: Event) -> list[bytes]:
     seen = None if chat.watch is None else chat.watch.record(member, event)
     if seen is not None:
         choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
-        parts.append(frame({**chat.base("chat.completion.chunk"), "choices": [choice], "polytoken": seen}))
+        parts.append(_frame(chat, choice, polytoken=seen))
     if isinstance(event, GenerationResult):
         parts.append(_chunk(chat, index, {}, finish=chat.answers[index].finish_reason))
     return parts
@@ -264,7 +263,12 @@ def _chunk(
 ) -> bytes:
     entries = _logprobs(chat, logprobs) if logprobs else None
     choice = {"index": index, "delta": delta, "logprobs": entries, "finish_reason": finish}
-    return frame({**chat.base("chat.completion.chunk"), "choices": [choice]})
+    return _frame(chat, choice)
+
+
+def _frame(chat: Chat, choice: dict[str, Any], **more: Any) -> bytes:
+    usage = {"usage": None} if chat.body.wants_usage else {}  # null before the last chunk, as OpenAI has it
+    return frame({**chat.base("chat.completion.chunk"), "choices": [choice], **usage, **more})
 
 
 def _logprobs(chat: Chat, entries: Sequence[Any]) -> dict[str, Any] | None:

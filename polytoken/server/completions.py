@@ -79,7 +79,7 @@ def _refuse(body: CompletionRequest) -> None:
 async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Completion:
     prompts = [await text_prompt(model, text) for text in _texts(body)]
     for prompt in prompts:
-        check_room(model, prompt, state.settings.max_context)
+        check_room(model, prompt, state.settings.max_context, param="prompt")
     if len(prompts) * (body.n or 1) > state.settings.max_choices:
         raise bad_request(f"prompts times n must be at most {state.settings.max_choices}", param="prompt")
     grammar = await grammar_of(model, Prompt(()), body.response_format, think=False)
@@ -155,8 +155,7 @@ async def _frames(call: Completion, first: First) -> AsyncIterator[bytes]:
         yield frame(error.openai())
         yield DONE
         return
-    options = call.body.stream_options
-    if options is not None and options.include_usage:
+    if call.body.wants_usage:
         result = call.answers[0].result
         assert result is not None
         usage = usage_of(call.answers, per_prompt=call.body.n or 1).openai()
@@ -173,8 +172,13 @@ def _parts(call: Completion, member: Member, event: Event) -> list[bytes]:
         choice = _choice(call, index, text, entries, None)
         if call.body.logprobs is not None and choice["logprobs"]["tokens"]:
             call.offsets[index] += sum(len(token) for token in choice["logprobs"]["tokens"])
-        parts.append(frame({**call.base(), "choices": [choice]}))
+        parts.append(_frame(call, choice))
     if isinstance(event, GenerationResult):
         choice = _choice(call, index, "", [], call.answers[index].finish_reason)
-        parts.append(frame({**call.base(), "choices": [choice]}))
+        parts.append(_frame(call, choice))
     return parts
+
+
+def _frame(call: Completion, choice: dict[str, Any]) -> bytes:
+    usage = {"usage": None} if call.body.wants_usage else {}  # null before the last chunk, as OpenAI has it
+    return frame({**call.base(), "choices": [choice], **usage})

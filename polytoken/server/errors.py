@@ -17,7 +17,12 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_ANTHROPIC_TYPES: Final = {413: "request_too_large", 503: "overloaded_error", 529: "overloaded_error"}
+_ANTHROPIC_TYPES: Final = {
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 _CODES: Final = {
     "too_long": "context_length_exceeded",
     "non_finite": "non_finite_logits",

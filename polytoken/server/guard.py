@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from polytoken.server.asking import new_id
 from polytoken.server.errors import ApiError
 from polytoken.server.settings import LOOPBACK, ServerSettings
 from polytoken.server.state import ServerState
@@ -26,10 +27,13 @@ OPEN_PATHS: Final = frozenset({"/health", "/", "/docs", "/openapi.json"})  # not
 CLIENTS: Final = 10_000  # clients whose rate is remembered
 
 
-def error_response(error: ApiError, path: str, request_id: str | None = None) -> JsonResponse:
-    """The error in the shape that the path's clients know."""
-    body = error.anthropic(request_id) if path.startswith("/v1/messages") else error.openai()
-    return JsonResponse(body, status_code=error.status, headers=error.headers)
+def error_response(error: ApiError, path: str) -> JsonResponse:
+    """The error in the shape that the path's clients know, with an id to find it by in the log."""
+    name = new_id("req_")
+    headers = {**error.headers, "x-request-id": name}
+    if not path.startswith("/v1/messages"):
+        return JsonResponse(error.openai(), status_code=error.status, headers=headers)
+    return JsonResponse(error.anthropic(name), status_code=error.status, headers={**headers, "request-id": name})
 
 
 class Guard:
@@ -64,23 +68,24 @@ class Guard:
                 fault = ApiError(500, "an internal error; the server's log has it", code="internal_error")
                 await error_response(fault, scope["path"])(scope, receive, watched)
         finally:
-            self._log(scope, watched.status or 499, time.monotonic() - before)
+            self._log(scope, watched, time.monotonic() - before)
 
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, watched: _Watched, seconds: float) -> None:
+        status = watched.status or 499
         route = scope.get("route")
         self.state.metrics.responses.labels(getattr(route, "path", "other"), str(status)).inc()
         if self.state.settings.access_log:
             client = (scope.get("client") or ("-",))[0]
             path = scope["path"].encode("unicode_escape").decode()
-            ACCESS.info("%s %s %s %d %.3fs", client, scope["method"], path, status, seconds)
+            ACCESS.info("%s %s %s %d %.3fs %s", client, scope["method"], path, status, seconds, watched.name)
 
 
 class _Watched:
-    """Passes messages on, notes the status and adds headers."""
+    """Passes messages on, notes the status and the id, and adds headers."""
 
     def __init__(self, send: Send, headers: Mapping[str, str], *, keep_open: bool) -> None:
         self._send, self._headers, self._keep_open = send, headers, keep_open
-        self.status = 0
+        self.status, self.name = 0, "-"
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -88,6 +93,7 @@ class _Watched:
             headers = MutableHeaders(scope=message)
             for name, value in self._headers.items():
                 headers[name] = value
+            self.name = headers.get("x-request-id", "-")
             headers.setdefault("X-Content-Type-Options", "nosniff")
             if not self._keep_open:
                 headers["Connection"] = "close"
@@ -176,7 +182,7 @@ def _cors(headers: Headers, settings: ServerSettings) -> dict[str, str]:
     origin = headers.get("origin")
     if origin is None or not (origin in settings.cors_origins or "*" in settings.cors_origins):
         return {}
-    exposed = "x-request-id, x-polytoken-ignored, retry-after"
+    exposed = "x-request-id, request-id, x-polytoken-ignored, retry-after"
     return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": exposed}
 
 

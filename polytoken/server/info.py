@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 from starlette.requests import Request as HttpRequest
@@ -62,9 +63,11 @@ def _model(state: ServerState, name: str) -> dict[str, object]:
 
 
 async def models(request: HttpRequest) -> Response:
-    """GET /v1/models."""
+    """GET /v1/models, for OpenAI's clients and Anthropic's alike: their members have different names."""
     state = state_of(request)
-    return JsonResponse({"object": "list", "data": [_listed(state, name) for name in state.pool.names]})
+    names = state.pool.names
+    data = [_listed(state, name) for name in names]
+    return JsonResponse({"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
 
 async def model(request: HttpRequest) -> Response:
@@ -77,7 +80,11 @@ async def model(request: HttpRequest) -> Response:
 
 
 def _listed(state: ServerState, name: str) -> dict[str, object]:
-    record = {"id": name, "object": "model", "created": int(state.started), "owned_by": "polytoken"}
+    created = int(state.started)
+    record = {
+        "id": name, "object": "model", "created": created, "owned_by": "polytoken",
+        "type": "model", "display_name": name, "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+    }  # fmt: skip
     loaded = state.pool.loaded.get(name)
     return record if loaded is None else {**record, "max_model_len": loaded.max_positions}
 

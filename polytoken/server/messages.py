@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, Usage, usage_of
-from polytoken.server.asking import answer_headers, session_of
+from polytoken.server.asking import answer_headers, handed_on, session_of
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, prompt_of, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
@@ -91,7 +91,7 @@ def to_chat(body: CountRequest) -> dict[str, Any]:
     for index, turn in enumerate(body.messages):
         turns += _turns(turn, f"messages[{index}].content")
     record: dict[str, Any] = {"model": body.model, "messages": turns, **_choice(body)}
-    tools = [_tool(tool, index) for index, tool in enumerate(body.tools or ()) if tool.get("type") in (None, "custom")]
+    tools = [_tool(tool, index) for index, tool in enumerate(body.tools or ())]
     if tools:
         record["tools"] = tools
     thinking = body.thinking or {}
@@ -108,10 +108,14 @@ def to_chat(body: CountRequest) -> dict[str, Any]:
             "stop": body.stop_sequences,
             "metadata": body.metadata,
         }
-    return {**record, **(body.model_extra or {})}
+    return {**record, **handed_on(body)}
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise unsupported(
+            f"tools[{index}] has type {tool['type']!r}; only custom is known", param=f"tools[{index}].type"
+        )
     name = tool.get("name")
     if not isinstance(name, str):
         raise bad_request(f"tools[{index}].name is required", param=f"tools[{index}].name", code="missing_field")

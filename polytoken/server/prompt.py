@@ -65,7 +65,8 @@ async def chat_prompt(
         ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
         return Prompt(ids, None if extra else tuple(turns), tuple(listed))
 
-    return await _made(make, sum(len(str(message.get("content") or "")) for message in messages))
+    size = sum(len(str(message)) for message in messages) + sum(len(str(tool)) for tool in tools)
+    return await _made(make, size, param="messages")
 
 
 async def text_prompt(model: Model, text: str | Sequence[int]) -> Prompt:
@@ -82,11 +83,11 @@ async def text_prompt(model: Model, text: str | Sequence[int]) -> Prompt:
             request = Request(request_id="prompt", token_ids=tuple(text), max_new_tokens=1)
         return Prompt(prompt_ids(model.tokenizer, request))
 
-    return await _made(make, len(text))
+    return await _made(make, len(text), param="prompt")
 
 
-def check_room(model: Model, prompt: Prompt, limit: int | None) -> None:
-    """Refuse a prompt that leaves no room for an answer.
+def check_room(model: Model, prompt: Prompt, limit: int | None, *, param: str) -> None:
+    """Refuse a prompt that leaves no room for an answer; `param` is the field that holds it.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the limit.
@@ -96,18 +97,18 @@ def check_room(model: Model, prompt: Prompt, limit: int | None) -> None:
         raise bad_request(
             f"the prompt has {len(prompt.ids)} tokens, and at most {most} are possible here "
             f"(the model's context is {model.max_positions} tokens)",
-            param="messages",
+            param=param,
             code="context_length_exceeded",
         )
 
 
-async def _made(make: Any, size: int) -> Prompt:
+async def _made(make: Any, size: int, *, param: str) -> Prompt:
     try:
         prompt: Prompt = make() if size <= INLINE_CHARACTERS else await asyncio.to_thread(make)
     except PolytokenError as error:
         raise from_engine(error) from None
     if not prompt.ids:
-        raise bad_request("the prompt is empty: it has no tokens", param="messages")
+        raise bad_request("the prompt is empty: it has no tokens", param=param)
     return prompt
 
 

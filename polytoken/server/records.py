@@ -53,6 +53,11 @@ class Sampled(Record):
     metadata: dict[str, Any] | None = None
     max_denoising_steps: Annotated[int, Field(ge=1)] | None = Field(None, description="Canvas lane only.")
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
 
 class FunctionCall(Record):
     """A call as the assistant made it."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Delta, Reasoning, usage_of
-from polytoken.server.asking import answer_headers, new_id, session_of
+from polytoken.server.asking import answer_headers, handed_on, new_id, session_of
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
@@ -58,6 +58,9 @@ async def responses(request: HttpRequest) -> Response:
         raise unsupported("background is not supported", param="background")
     if body.top_logprobs:
         raise unsupported("top_logprobs is not supported here; chat completions have them", param="top_logprobs")
+    for name in ("conversation", "prompt"):  # kept at OpenAI: without them the answer would be to something else
+        if (body.model_extra or {}).get(name) is not None:
+            raise unsupported(f"{name} is not supported; previous_response_id goes on from a response", param=name)
     earlier = None if body.previous_response_id is None else state.responses.get(body.previous_response_id)
     turns = [*(() if earlier is None else earlier.turns), *input_turns(body.input)]
     asked = check(ChatRequest, to_chat(body, turns))
@@ -77,7 +80,7 @@ def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, An
     record: dict[str, Any] = {
         "model": body.model, "messages": [*instructions, *turns], "max_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "parallel_tool_calls": body.parallel_tool_calls,
-        "tool_choice": body.tool_choice, "metadata": body.metadata, **(body.model_extra or {}),
+        "tool_choice": body.tool_choice, "metadata": body.metadata, **handed_on(body),
     }  # fmt: skip
     if body.reasoning and body.reasoning.get("effort") is not None:
         record["reasoning_effort"] = body.reasoning["effort"]
@@ -152,7 +155,7 @@ class _Call:
         async for item in self.chat.turn.events():
             if item is not None:
                 self._parts(*item)
-        self._close()
+        self._end()
         return self._finish()
 
     async def frames(self, first: First) -> AsyncIterator[bytes]:
@@ -168,7 +171,7 @@ class _Call:
             failed = {**self._record("failed"), "error": {"code": error.code, "message": error.message}}
             yield self._event("response.failed", response=failed)
             return
-        for part in self._close():
+        for part in self._end():
             yield part
         record = self._finish()
         yield self._event(f"response.{record['status']}", response=record)
@@ -224,6 +227,8 @@ class _Call:
         if step.arguments:
             self.items[-1]["arguments"] += step.arguments
             parts.append(self._event("response.function_call_arguments.delta", **self._at(), delta=step.arguments))
+        if step.done:
+            parts += self._close("incomplete" if step.valid is False else "completed")
         return parts
 
     def _open(self, kind: str, members: Mapping[str, Any] | None = None) -> list[bytes]:
@@ -241,12 +246,16 @@ class _Call:
             parts.append(self._event("response.content_part.added", **self._at(), content_index=0, part=_part(kind)))
         return parts
 
-    def _close(self) -> list[bytes]:
+    def _end(self) -> list[bytes]:
+        """Close what is open, as cut short where the limit of tokens ended the answer."""
+        return self._close("incomplete" if self.chat.answers[0].finish_reason == "length" else "completed")
+
+    def _close(self, status: str = "completed") -> list[bytes]:
         if self._kind is None:
             return []
         kind, item = self._kind, self.items[-1]
         self._kind = None
-        item["status"] = "completed"
+        item["status"] = status
         parts: list[bytes] = []
         if kind == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polytoken.checkpoint.gguf_tokenizer import build_tokenizer
-from polytoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from polytoken.checkpoint.tokenizer import LONG_CHARACTERS, Tokenizer, load_tokenizer
 from polytoken.errors import CheckpointError
 from polytoken.testkit.tiny import write_checkpoint
 
@@ -132,6 +132,15 @@ def test_b01_begin_token_comes_once_on_every_path(tmp_path: Path, adds_bos: bool
     assert ids == reference
     assert tokenizer.encode("the end").count(1) == int(adds_bos)
     assert tokenizer.encode("the end", add_special_tokens=False).count(1) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(text=st.text(min_size=1, max_size=40), adds=st.booleans())
+def test_a_long_text_has_the_ids_of_its_words(shared: Tokenizer, text: str, adds: bool) -> None:
+    """Long texts take another way through the library, which lets other threads run."""
+    long = f"<|im_start|> {text} and" * (1 + LONG_CHARACTERS // len(text))
+    assert len(long) > LONG_CHARACTERS
+    assert shared.encode(long, add_special_tokens=adds) == shared.backend.encode(long, add_special_tokens=adds).ids
 
 
 def test_control_tokens_in_text_are_ids_and_can_be_left_out(shared: Tokenizer) -> None:
