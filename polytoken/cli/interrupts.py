@@ -34,6 +34,8 @@ _LATER: Final = 0.02  # seconds
 class Terminated(KeyboardInterrupt):
     """SIGTERM: unwinds as Ctrl-C does, and ends with a status of its own."""
 
+    exit_status = EXIT_TERMINATED
+
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
     """The exit status of a command that this ended."""

@@ -73,7 +73,7 @@ def _tell(outcome: Outcome) -> None:
     why = ""
     if outcome.verdict in ("near tie", "different"):
         why = "  " + ", ".join(f"{name} {value}" for name, value in outcome.detail.items() if value is not None)
-    write(f"{outcome.verdict:<14}{outcome.check:<34}{case}{why}\n")
+    write(f"{outcome.verdict:<14}{outcome.check:<36}{case}{why}\n")
 
 
 def _drop(line: str) -> None:

@@ -48,11 +48,13 @@ def run(
     max_new_tokens: Annotated[
         int | None, _case("Cap on an answer (default: its natural end).", min=1, show_default=False)
     ] = None,
-    depth: Annotated[int, _case("Drafts per window.", min=1)] = 3,
-    temperature: Annotated[float, _case("Of the sampled modes.", min=0.0)] = 0.6,
-    top_p: Annotated[float, _case("Of the sampled modes.")] = 0.95,
-    top_k: Annotated[int, _case("Of the sampled modes.", min=0)] = 20,
-    seed: Annotated[int, _case("Of the sampled modes.")] = 0,
+    depth: Annotated[int | None, _case("Drafts per window (default: 3).", min=1, show_default=False)] = None,
+    temperature: Annotated[
+        float | None, _case("Of --ar and --mtp-generate (default: 0.6).", min=0.0, show_default=False)
+    ] = None,
+    top_p: Annotated[float | None, _case("Of the same (default: 0.95).", show_default=False)] = None,
+    top_k: Annotated[int | None, _case("Of the same (default: 20).", min=0, show_default=False)] = None,
+    seed: Annotated[int | None, _case("Of the same and of --canvas (default: 0).", show_default=False)] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the receipts to a file, too.")] = None,
     canary: Annotated[str, typer.Option(help="auto, native, mlx or off: who probes the device meanwhile.")] = "auto",
     canary_library: Annotated[

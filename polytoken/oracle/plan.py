@@ -32,12 +32,12 @@ class Plan:
         token_events: every id as it comes, or one line of progress a second.
         canary: what probes the device while the engine works.
         canary_library: the native probe, for `native`.
-        temperature, top_p, top_k, seed: of the sampled modes.
+        temperature, top_p, top_k, seed: of the modes that draw; None for the oracle's own, 0.6, 0.95, 20 and 0.
         max_new_tokens: cap on an answer; None lets it end by itself, within the context.
-        depth: drafts per window.
+        depth: drafts per window; None for three.
 
     Raises:
-        UsageError: naming the flag that has no place.
+        UsageError: naming the flag that has no place, or that this mode would not read.
     """
 
     mode: Mode = "forward"
@@ -50,12 +50,12 @@ class Plan:
     token_events: TokenEvents = "full"
     canary: CanaryName = "auto"
     canary_library: Path | None = None
-    temperature: float = 0.6
-    top_p: float = 0.95
-    top_k: int = 20
-    seed: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
     max_new_tokens: int | None = None
-    depth: int = DEPTH
+    depth: int | None = None
 
     def __post_init__(self) -> None:
         generates = self.mode in ("ar", "mtp-generate")
@@ -76,7 +76,35 @@ class Plan:
         _need(
             self.canary_library is None or self.canary in ("auto", "native"), "--canary-library needs --canary native"
         )
-        check_sampling(self.temperature, top_p=self.top_p, top_k=self.top_k)
+        self._check_read()
+        _ = self.sampling
+
+    def _check_read(self) -> None:
+        """A flag that this run would not read is refused: its user expects something of it."""
+        draws = self.mode in ("ar", "mtp-generate")
+        for flag, value in (("--temperature", self.temperature), ("--top-p", self.top_p), ("--top-k", self.top_k)):
+            _need(value is None or draws, f"{flag} needs --ar or --mtp-generate: no other mode draws by it")
+            _need(value is None or not self.server_defaults, f"{flag} excludes --server-defaults, which sets it")
+        _need(self.seed is None or draws or self.mode == "canvas", "--seed needs --ar, --mtp-generate or --canvas")
+        answers = draws or self.mode in ("decode", "canvas")
+        _need(self.max_new_tokens is None or answers, "--max-new-tokens needs a mode with an answer")
+        for flag, number in (("--seed", self.seed), ("--max-new-tokens", self.max_new_tokens)):
+            _need(number is None or self.source_run is None, f"{flag} excludes --source-run, which sets it")
+        _need(self.depth is None or self.mode == "mtp-generate", "--depth needs --mtp-generate")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the modes that draw do so, if neither server nor source says. Raises UsageError for what is no law."""
+        return check_sampling(
+            0.6 if self.temperature is None else self.temperature,
+            top_p=0.95 if self.top_p is None else self.top_p,
+            top_k=20 if self.top_k is None else self.top_k,
+        )
+
+    @property
+    def drafts(self) -> int:
+        """Drafts per window."""
+        return DEPTH if self.depth is None else self.depth
 
     @property
     def lane(self) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from polytoken.errors import PolytokenError, UsageError
+from polytoken.errors import EXIT_INTERRUPTED, PolytokenError, UsageError
 
 SCHEMA: Final = 1  # version of the receipts; raised when a field changes its meaning or leaves
 Record = dict[str, Any]
@@ -60,6 +61,24 @@ class Receipts:
     def note(self, event: str, **fields: Any) -> None:
         """One record of progress."""
         self._progress(encode(event, fields))
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Around the work: the last receipt tells how it ended, also by a failure or a signal, which goes on."""
+        try:
+            yield
+        except PolytokenError as failure:
+            self.end(failure)
+            raise
+        except KeyboardInterrupt as interrupt:
+            stopped = PolytokenError("ended by a signal", code="interrupted")
+            stopped.exit_status = getattr(interrupt, "exit_status", EXIT_INTERRUPTED)
+            self.end(stopped)
+            raise
+        except Exception as defect:
+            self.end(PolytokenError(f"{type(defect).__name__}: {defect}"))
+            raise
+        self.end()
 
     def end(self, failure: PolytokenError | None = None) -> None:
         """The last receipt: how it ended, and how long each phase took."""

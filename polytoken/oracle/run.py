@@ -11,7 +11,7 @@ from polytoken import __version__
 from polytoken.assembly import EngineOptions
 from polytoken.backend import require_mlx
 from polytoken.checkpoint.progress import Progress, silent
-from polytoken.errors import PolytokenError, UsageError
+from polytoken.errors import UsageError
 from polytoken.oracle.canary.probe import choose_probe
 from polytoken.oracle.canary.watch import Canary
 from polytoken.oracle.environment import describe_environment
@@ -51,27 +51,19 @@ def run_oracle(plan: Plan, options: EngineOptions, receipts: Receipts, *, progre
         if prompt != source.prompts[0]:
             raise UsageError("--readme: the prompt differs from the source's first", field="--readme")
     probe = choose_probe(plan.canary, plan.canary_library, device=_device(options.device))
-    with nullcontext() if probe is None else closing(probe), Canary(probe, receipts):
-        try:
-            write_start(receipts, mode="chat" if plan.chat else plan.mode, lane=plan.lane, options=options)
-            _write_prompt(receipts, prompt, source)
-            receipts.enter("loading")
-            receipts.note("reference_loading", model=options.model)
+    with nullcontext() if probe is None else closing(probe), Canary(probe, receipts), receipts.ended():
+        write_start(receipts, mode="chat" if plan.chat else plan.mode, lane=plan.lane, options=options)
+        _write_prompt(receipts, prompt, source)
+        receipts.enter("loading")
+        receipts.note("reference_loading", model=options.model)
 
-            def act(subject: Subject) -> None:
-                write_loaded(receipts, subject)
-                think = source is None or source.think
-                ids = subject.encode_chat([{"role": "user", "content": prompt}], think=think)
-                _run_mode(plan, subject, ids, receipts, prompt=prompt, source=source, suffixes=suffixes)
+        def act(subject: Subject) -> None:
+            write_loaded(receipts, subject)
+            think = source is None or source.think
+            ids = subject.encode_chat([{"role": "user", "content": prompt}], think=think)
+            _run_mode(plan, subject, ids, receipts, prompt=prompt, source=source, suffixes=suffixes)
 
-            examine(options, act, progress=progress)
-        except PolytokenError as failure:
-            receipts.end(failure)
-            raise
-        except Exception as defect:
-            receipts.end(PolytokenError(f"{type(defect).__name__}: {defect}"))
-            raise
-        receipts.end()
+        examine(options, act, progress=progress)
 
 
 def write_start(receipts: Receipts, *, mode: str, lane: str, options: EngineOptions) -> None:
@@ -127,6 +119,9 @@ def _run_mode(
     suffixes: tuple[str, ...],
 ) -> None:
     limit = plan.max_new_tokens
+    if plan.server_defaults:
+        overrides = {"settings": subject.options.settings(), "sampling": _shown(subject.recommended)}
+        receipts.write("reference_environment", overrides=overrides)
     if plan.mode == "forward":
         run_forward(subject, ids, receipts, prompt=prompt)
     elif plan.mode == "decode":
@@ -136,31 +131,27 @@ def _run_mode(
     elif plan.mode == "mtp-prefill":
         run_mtp_prefill(subject, ids, receipts)
     else:
-        sampling, seed = _sampling(plan, subject, receipts, source)
+        sampling, seed = _sampling(plan, subject, source)
         if plan.mode == "canvas":
             run_canvas(subject, ids, receipts, seed=seed, limit=limit)
         elif plan.chat:
-            depth = plan.depth if plan.lane == "mtp" else None
+            depth = plan.drafts if plan.lane == "mtp" else None
             Chat(subject, receipts, prompt, sampling, seed, limit, depth, source, plan.token_events).run()
         elif plan.mode == "ar":
             run_ar(subject, ids, receipts, sampling=sampling, seed=seed, limit=limit)
         else:
             lane, served = generate_mtp(
                 subject, ids, receipts,
-                sampling=sampling, seed=seed, limit=limit, depth=plan.depth, suffix_cases=len(suffixes),
+                sampling=sampling, seed=seed, limit=limit, depth=plan.drafts, suffix_cases=len(suffixes),
             )  # fmt: skip
             if suffixes:
                 restore = plan.snapshot_restore
                 run_suffixes(subject, ids, lane, served, receipts, prompts=suffixes, snapshot_restore=restore)
 
 
-def _sampling(plan: Plan, subject: Subject, receipts: Receipts, source: SourceRun | None) -> tuple[SamplingParams, int]:
+def _sampling(plan: Plan, subject: Subject, source: SourceRun | None) -> tuple[SamplingParams, int]:
     """How tokens are drawn, and the seed: the source's, the server's, or the plan's."""
-    chosen, seed = SamplingParams(plan.temperature, top_p=plan.top_p, top_k=plan.top_k), plan.seed
-    if plan.server_defaults:
-        chosen = subject.recommended
-        overrides: dict[str, Any] = {"settings": subject.options.settings(), "sampling": _shown(chosen)}
-        receipts.write("reference_environment", overrides=overrides)
+    chosen, seed = subject.recommended if plan.server_defaults else plan.sampling, plan.seed or 0
     if source is not None:
         chosen, seed = source.sampling, source.seed
     return replace(chosen, logprobs=LOGPROBS), seed

@@ -14,14 +14,19 @@ from conftest import Run
 from safetensors.numpy import load_file, save_file
 
 from polytoken.cli import main
+from polytoken.cli.interrupts import Terminated
 from polytoken.errors import NonFiniteError, UsageError
 from polytoken.oracle.digests import describe_rows
 from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.plan import Plan, choose_mode
+from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.schema import violations
 from polytoken.testkit.tiny import write_checkpoint
 
 HERE = Path(__file__)
+SOURCED: dict[str, Any] = {
+    "mode": "ar", "chat": True, "readme": HERE, "source_run": HERE, "server_defaults": True
+}  # fmt: skip
 BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("--restored-suffixes", {"mode": "ar", "restored_suffixes": HERE}),
     ("--snapshot-restore", {"mode": "mtp-generate", "snapshot_restore": True}),
@@ -31,6 +36,15 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("--source-run", {"mode": "ar", "source_run": HERE, "server_defaults": True}),
     ("--source-run", {"mode": "ar", "source_run": HERE, "chat": True, "readme": HERE}),
     ("--token-events", {"mode": "ar", "token_events": "progress"}),
+    ("--temperature", {"mode": "decode", "temperature": 0.6}),
+    ("--temperature", {"mode": "ar", "temperature": 0.6, "server_defaults": True}),
+    ("--top-p", {"mode": "canvas", "top_p": 0.95}),
+    ("--top-k", {"top_k": 20}),
+    ("--seed", {"mode": "mtp", "seed": 0}),
+    ("--seed", {**SOURCED, "seed": 0}),
+    ("--max-new-tokens", {**SOURCED, "max_new_tokens": 3}),
+    ("--max-new-tokens", {"mode": "mtp-prefill", "max_new_tokens": 3}),
+    ("--depth", {"mode": "ar", "depth": 3}),
     ("--canary", {"canary": "native"}),
     ("--canary-library", {"canary": "off", "canary_library": HERE}),
 ]
@@ -125,3 +139,19 @@ def test_rows_are_described_with_ties_to_the_lowest_id() -> None:
     about = describe_rows(np.array([[0.0, 2.0, 2.0, -1.0]], "<f4"), top=3)
     assert about["argmax"] == [1] and about["top"] == [[[1, 2.0], [2, 2.0], [0, 0.0]]]
     assert about["logsumexp"][0] == pytest.approx(np.log(1 + 2 * np.e**2 + np.e**-1))
+
+
+def test_server_defaults_are_told_in_every_mode(run: Run, dense: str) -> None:
+    for mode in ("forward", "ar"):
+        overrides = run(dense, mode=mode, server_defaults=True).one("reference_environment")["overrides"]
+        assert set(overrides) == {"settings", "sampling"}
+
+
+@pytest.mark.parametrize(("interrupt", "status"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_a_run_that_a_signal_ends_says_so_in_its_last_receipt(interrupt: KeyboardInterrupt, status: int) -> None:
+    written: list[dict[str, Any]] = []
+    receipts = Receipts(lambda line: written.append(json.loads(line)), lambda line: None)
+    with pytest.raises(KeyboardInterrupt), receipts.ended():
+        raise interrupt
+    assert [record["event"] for record in written] == ["receipt_end"]
+    assert written[0]["exit_status"] == status and written[0]["failure"]["code"] == "interrupted"

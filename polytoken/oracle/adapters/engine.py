@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from polytoken.errors import PolytokenError, UsageError
+from polytoken.errors import UsageError
 from polytoken.oracle.digests import TOP, Values, check_finite, fingerprint
 from polytoken.oracle.environment import describe_environment
 from polytoken.oracle.plain import forward_fields, write_greedy_steps
@@ -90,17 +90,13 @@ def write_reference(
     limit: int | None,
 ) -> None:
     """Write another engine's receipts of a mode; the last one tells of a failure, which is raised again."""
-    try:
+    with receipts.ended():
         receipts.enter("loading")
         start = time.perf_counter()
         engine = load()
         seconds = time.perf_counter() - start
         _write_head(engine, receipts, checkpoint=checkpoint, mode=mode, prompt=prompt, seconds=seconds)
         _write_mode(engine, receipts, mode=mode, prompt=prompt, limit=limit)
-    except PolytokenError as failure:
-        receipts.end(failure)
-        raise
-    receipts.end()
 
 
 def _write_head(

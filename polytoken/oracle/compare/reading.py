@@ -18,7 +18,7 @@ def read_comparable(path: Path) -> list[Record]:
     """The records of a receipt of this schema whose ids and rows are what they should be.
 
     Raises:
-        UsageError: it cannot be read, is empty or of another schema, says of no result, or holds ids or rows that are none.
+        UsageError: it cannot be read, is empty, of another schema or without a result, or its ids or rows are none.
     """
     records = read_receipts(path)
     if not records:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from polytoken.assembly import EngineOptions
 from polytoken.checkpoint.progress import Progress, silent
-from polytoken.errors import PolytokenError, UsageError
+from polytoken.errors import UsageError
 from polytoken.oracle.failures import MismatchError
 from polytoken.oracle.gate.company import check_company, check_seeds
 from polytoken.oracle.gate.fixed import FixedShape
@@ -62,7 +62,7 @@ def run_gate(
         MismatchError: `gate_failed`, after the last receipt.
         PolytokenError: what is wrong with the options or the checkpoint.
     """
-    try:
+    with receipts.ended():
         options = replace(options, lane="auto")
         write_start(receipts, mode="gate", lane="mtp" if matrix.depths else "ar", options=options)
         receipts.enter("loading")
@@ -81,10 +81,6 @@ def run_gate(
                 code="gate_failed",
                 field=first.check,
             )
-    except PolytokenError as failure:
-        receipts.end(failure)
-        raise
-    receipts.end()
     return result
 
 
