@@ -347,6 +347,8 @@ def test_it_fits_a_phone(scripted: Running, script: Script, visit: Any, path: st
     seen = visit(scripted, path, viewport={"width": 360, "height": 740})
     if path == "/":
         seen.ask()
+        seen.page.evaluate("document.getElementById('glance').textContent = '1111.1/s, 11.11/forward'")
+        assert seen.page.evaluate(APART)
         for button, room in (("#show-talks", "#talks"), ("#show-panel", "#panel")):
             assert not seen.page.locator(room).is_visible()
             seen.page.click(button)
@@ -373,6 +375,19 @@ def test_texts_have_contrast_and_controls_have_names(
         .map(each => each.outerHTML)""")
     assert nameless == []
 
+
+# No part of the page's head covers the next one, not even with text that runs out of its box.
+APART = """() => {
+  const parts = [...document.querySelector("header").children].filter((part) => part.checkVisibility());
+  const spans = parts.map((part) => {
+    const range = document.createRange();
+    range.selectNodeContents(part);
+    const [box, text] = [part.getBoundingClientRect(), range.getBoundingClientRect()];
+    if (getComputedStyle(part).overflow === "hidden" || !part.textContent) return [box.left, box.right];
+    return part.id === "glance" ? [Math.min(box.left, text.left), Math.max(box.right, text.right)] : [box.left, box.right];
+  });
+  return spans.every(([left], index) => !index || left >= spans[index - 1][1]);
+}"""
 
 CONTRAST = """() => {
   const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
