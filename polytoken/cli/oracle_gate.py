@@ -63,6 +63,8 @@ def gate(
         receipts = Receipts(write if json else _drop, tell, file=file)
         result = run_gate(options, matrix, receipts, tell=_drop_outcome if json else _tell, progress=progress)
     say("note", f"{result.verdict}: {len(result.outcomes)} cases, {result.near_ties} near ties")
+    if not any(outcome.check == "greedy AR = MTP" for outcome in result.outcomes):
+        say("note", "the mtp lane was not held: that needs a draft head, and --depths")
     if result.cost is not None:
         rows, ratio = int(result.cost["rows"]), result.cost["ratio"]
         say("note", f"the fixed-shape mode ({rows} rows in every forward) takes {ratio:.2f} times as long per token")

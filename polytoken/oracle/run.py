@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +64,24 @@ def run_oracle(plan: Plan, options: EngineOptions, receipts: Receipts, *, progre
             ids = subject.encode_chat([{"role": "user", "content": prompt}], think=think)
             _run_mode(plan, subject, ids, receipts, prompt=prompt, source=source, suffixes=suffixes)
 
-        examine(options, act, progress=progress)
+        with _named_by_mode(plan):
+            examine(options, act, progress=progress)
+
+
+@contextmanager
+def _named_by_mode(plan: Plan) -> Iterator[None]:
+    """A lane that the checkpoint has not is told by the mode that was asked for: there is no --lane here."""
+    try:
+        yield
+    except UsageError as error:
+        if error.field != "--lane":
+            raise
+        flag = None if plan.mode == "forward" else f"--{plan.mode}"
+        others = "--canvas runs it"
+        if plan.lane == "canvas" or error.code == "no_draft_head":
+            others = "--ar and --decode run it"
+        why = str(error).partition(";")[0].replace("--lane ", "the lane ", 1)
+        raise UsageError(f"{flag or 'a plain forward'}: {why}; {others}", code=error.code, field=flag) from None
 
 
 def write_start(receipts: Receipts, *, mode: str, lane: str, options: EngineOptions) -> None:

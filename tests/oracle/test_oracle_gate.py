@@ -231,3 +231,13 @@ def test_a_canvas_model_is_refused(canvas: str) -> None:
     receipts = Receipts(lambda line: None, lambda line: None)
     with pytest.raises(UsageError, match="block-diffusion"):
         run_gate(EngineOptions(model=canvas), Matrix(), receipts)
+
+
+def test_the_table_has_columns_and_says_when_the_mtp_lane_was_not_held(
+    dense: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--contexts", "7", "--prompts", "1", "--new-tokens", "4", "--seeds", "2"]
+    assert main(["oracle", "gate", "--model", dense, *words]) == 0
+    out, err = capsys.readouterr()
+    assert "choice on the device = on the host  prompt" in out
+    assert "greedy AR = MTP" not in out and "the mtp lane was not held" in err

@@ -155,3 +155,15 @@ def test_a_run_that_a_signal_ends_says_so_in_its_last_receipt(interrupt: Keyboar
         raise interrupt
     assert [record["event"] for record in written] == ["receipt_end"]
     assert written[0]["exit_status"] == status and written[0]["failure"]["code"] == "interrupted"
+
+
+def test_a_mode_that_does_not_fit_the_checkpoint_is_named_with_one_that_does(run: Run, dense: str, canvas: str) -> None:
+    for model, mode, named, fit in (
+        (dense, "mtp", "--mtp", "--ar and --decode run it"),
+        (canvas, "mtp-generate", "--mtp-generate", "--canvas runs it"),
+        (canvas, "forward", None, "--canvas runs it"),
+        (dense, "canvas", "--canvas", "--ar and --decode run it"),
+    ):
+        error = run(model, mode=mode, check=False).error
+        assert isinstance(error, UsageError) and error.field == named
+        assert str(error).endswith(fit) and "--lane" not in str(error) and "--drafter" not in str(error)
