@@ -69,7 +69,10 @@ async def grammar_of(
 
         return await asyncio.to_thread(make)  # a large schema takes its time
     except PolytokenError as error:
-        raise from_engine(error) from None
+        fault = from_engine(error)
+        if forced and fault.param == "response_format":
+            fault.param = "tools"  # the grammar was made of their schemas
+        raise fault from None
 
 
 def _text(model: Model, form: ResponseFormat | None, forced: Sequence[Mapping[str, Any]], *, several: bool) -> str:

@@ -384,7 +384,8 @@ APART = """() => {
     range.selectNodeContents(part);
     const [box, text] = [part.getBoundingClientRect(), range.getBoundingClientRect()];
     if (getComputedStyle(part).overflow === "hidden" || !part.textContent) return [box.left, box.right];
-    return part.id === "glance" ? [Math.min(box.left, text.left), Math.max(box.right, text.right)] : [box.left, box.right];
+    if (part.id !== "glance") return [box.left, box.right];
+    return [Math.min(box.left, text.left), Math.max(box.right, text.right)];
   });
   return spans.every(([left], index) => !index || left >= spans[index - 1][1]);
 }"""

@@ -125,6 +125,13 @@ def test_a_prompt_without_room_is_told_by_its_field(scripted: Running) -> None:
         assert (status, record["error"]["code"], record["error"]["param"]) == (400, "context_length_exceeded", name)
 
 
+def test_a_tools_bad_schema_is_told_as_the_tools(tiny: Running) -> None:
+    function = {"name": "look", "parameters": {"type": "nonsense"}}
+    body = {"messages": HELLO, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    status, record = tiny.post(CHAT, body)
+    assert (status, record["error"]["code"], record["error"]["param"]) == (400, "bad_schema", "tools")
+
+
 @pytest.mark.parametrize("where", ["messages", "tools"])
 def test_a_prompt_of_megabytes_holds_nobody_up(tiny: Running, where: str) -> None:
     """Its encoding took seconds in which no other thread ran."""
