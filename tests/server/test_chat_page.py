@@ -239,9 +239,9 @@ def test_errors_are_shown_and_can_be_tried_again(scripted: Running, script: Scri
     seen.page.locator("#state", has_text="ready").wait_for()  # it looks again by itself
 
     script.says, script.pace = lambda prompt: "ok", 0
-    seen.page.reload()
+    seen.page.reload(wait_until="networkidle")  # the list is drawn again when the sessions are known
     seen.page.locator("#talk-list .talk", has_text="break").click()
-    assert "not answered" in seen.text("#talk")
+    seen.page.locator("#talk", has_text="not answered").wait_for()
     with seen.page.expect_request("**/v1/chat/completions") as sent:
         seen.ask("at last")
     (message,) = sent.value.post_data_json["messages"]  # what got no answer is part of the next question
