@@ -8,15 +8,14 @@ A layer never mutates an array it has handed out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import mlx.core as mx
 
 from polytoken.cache.blocks import LayerBlock, LayerSnapshot, join_blocks
 from polytoken.cache.rows import RowBuffer
 from polytoken.errors import CacheError
-
-Mask = mx.array | Literal["causal"] | None
+from polytoken.kernels.attention import Mask
 
 
 def causal_mask(rows: int, past: int, window: int | None = None) -> mx.array:

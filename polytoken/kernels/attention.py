@@ -9,6 +9,7 @@ import mlx.core as mx
 from polytoken.kernels import blocks
 
 Mask = mx.array | Literal["causal"] | None
+"""What rows see of the keys: all; all but the later ones of the last rows; or what a boolean [S, P] says."""
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Mask) -> mx.array:

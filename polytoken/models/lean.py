@@ -17,8 +17,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from polytoken.cache.layers import CacheLayer, Mask
+from polytoken.cache.layers import CacheLayer
 from polytoken.kernels import blocks
+from polytoken.kernels.attention import Mask
 from polytoken.kernels.pages import prefer_large_pages
 from polytoken.kernels.rope import SharedRope
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-COMMAND = [sys.executable, "-X", "faulthandler", "-m", "polytoken.cli"]
+COMMAND = [sys.executable, "-X", "faulthandler", "-m", "polytoken"]
 PATIENCE = 120.0  # seconds for any one wait: a busy machine needs many to start Python alone
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "polytoken.cli"]
+COMMAND = [sys.executable, "-m", "polytoken"]
 HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "huggingface_hub", "tokenizers")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "polytoken.cli"]
+COMMAND = [sys.executable, "-m", "polytoken"]
 FULL = Path("/dev/full")
 NO_SPACE = "polytoken: error: cannot write to standard output: No space left on device\n"
 CLOSED = "polytoken: error: cannot write to standard output: it is closed; send it to /dev/null if it is not wanted\n"

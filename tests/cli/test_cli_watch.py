@@ -200,7 +200,7 @@ def test_only_a_canvas_can_be_watched(tiny: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_real_terminal_that_is_narrow(export: str) -> None:
-    command = [sys.executable, "-m", "polytoken.cli", "generate", "--model", export, "--prompt", "x", "--watch"]
+    command = [sys.executable, "-m", "polytoken", "generate", "--model", export, "--prompt", "x", "--watch"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     with terminal(9, 5) as (slave, text):
         process = subprocess.Popen(

@@ -54,7 +54,7 @@ def test_g01_190_results_as_alone_and_10_errors_with_line_and_code(tiny: str, tm
     path = tmp_path / "requests.jsonl"
     path.write_text("\n".join(lines) + "\n")
     finished = subprocess.run(
-        [sys.executable, "-m", "polytoken.cli", "generate", "--model", tiny, "--requests-jsonl", str(path)],
+        [sys.executable, "-m", "polytoken", "generate", "--model", tiny, "--requests-jsonl", str(path)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (finished.returncode, finished.stderr) == (1, "")

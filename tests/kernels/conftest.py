@@ -11,7 +11,7 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from polytoken.kernels import products
+from polytoken.kernels import blocks, products
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +48,20 @@ def on_cpu(extension: ModuleType) -> Iterator[products.ProductsReport]:
     before, report = mx.default_device(), products.enable("exact")
     mx.set_default_device(mx.cpu)
     yield report
+    products.enable("stock")
+    mx.set_default_device(before)
+
+
+@pytest.fixture(scope="module")
+def fused() -> Iterator[ModuleType | None]:
+    """Missing on Linux although the other extension was built is a failure, never a skip."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("fused blocks are for Linux")
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    if products.enable("exact").kind != "exact":
+        pytest.skip("there are no exact products here")
+    assert blocks.report() == blocks.BlocksReport(mx.__version__, None)
+    yield blocks.extension()
     products.enable("stock")
     mx.set_default_device(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import mlx.core as mx
@@ -18,27 +17,7 @@ RNG = np.random.default_rng(7)
 SHAPES = [(9, 3, 64), (4, 4, 20), (6, 1, 33), (8, 2, 256), (1, 1, 5)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cpu() -> Any:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("the compiled operation is for Linux")
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    if products.enable("exact").kind != "exact":
-        pytest.skip("there are no exact products here")
-    assert blocks.report().usable
-    yield
-    products.enable("stock")
-    mx.set_default_device(before)
-
-
-@pytest.fixture(params=products.extension().forms() if sys.platform.startswith("linux") else ())
-def form(request: pytest.FixtureRequest) -> Any:
-    extension = products.extension()
-    before = extension.form()
-    extension.set_form(request.param)
-    yield request.param
-    extension.set_form(before)
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 def make(heads: int, kv_heads: int, width: int, rows: int, total: int) -> list[np.ndarray]:

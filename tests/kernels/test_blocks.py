@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,29 +17,7 @@ HIDDEN, INNER, EPS, HEAD_EPS = 75, 147, 1e-5, 1e-6
 RNG = np.random.default_rng(3)
 Arrays = dict[str, np.ndarray]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def fused() -> Any:
-    """Missing on Linux although the other extension was built is a failure, never a skip."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("fused blocks are for Linux")
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    if products.enable("exact").kind != "exact":
-        pytest.skip("there are no exact products here")
-    assert blocks.report() == blocks.BlocksReport(mx.__version__, None)
-    yield blocks.extension()
-    products.enable("stock")
-    mx.set_default_device(before)
-
-
-@pytest.fixture(params=products.extension().forms() if sys.platform.startswith("linux") else ())
-def form(request: pytest.FixtureRequest) -> Any:
-    extension = products.extension()
-    before = extension.form()
-    extension.set_form(request.param)
-    yield request.param
-    extension.set_form(before)
+pytestmark = pytest.mark.usefixtures("fused")
 
 
 def floats(*shape: int, scale: float = 1.0) -> np.ndarray:

@@ -53,7 +53,7 @@ def test_an_observer_that_fails_is_dropped_and_no_request(engine: polytoken.Engi
 def test_a_terminal_shows_how_far_a_prompt_is(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, "llama", seed=1).path
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "polytoken.cli", "generate", "--model", str(path), "--device", "cpu", "--raw"]
+    command = [sys.executable, "-m", "polytoken", "generate", "--model", str(path), "--device", "cpu", "--raw"]
     command += ["--prompt", "word " * 60, "--max-new-tokens", "1", "--prefill-chunk-size", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env={**os.environ, "TERM": "xterm"})
     os.close(theirs)

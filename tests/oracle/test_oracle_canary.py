@@ -294,7 +294,7 @@ def end_while_generating(build: Build, folder: Path) -> tuple[float, list[str]]:
     hang = folder / "hang"
     library = build(HANGING, f'-DHANG_FILE="{hang}"')
     model = write_checkpoint(folder / "model", "qwen3", seed=1, config={"max_position_embeddings": 60_000}).path
-    command = [sys.executable, "-m", "polytoken.cli", "oracle", "run", "--model", str(model), "--ar"]
+    command = [sys.executable, "-m", "polytoken", "oracle", "run", "--model", str(model), "--ar"]
     command += ["--temperature", "0", "--canary", "native", "--canary-library", str(library)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

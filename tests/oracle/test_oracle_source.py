@@ -177,7 +177,7 @@ def test_a_chat_with_our_own_server_is_reproduced_from_its_record(
 ) -> None:
     record = tmp_path / "source.jsonl"
     server = ["--model", f"tiny={hybrid}", "--lane", lane, "--prefill-chunk-size", "16"]
-    with serving("polytoken.cli", "serve", *server) as url:
+    with serving("polytoken", "serve", *server) as url:
         words = ["eval", "chat", "--url", url, "--model", "tiny", "--readme", str(text_file), "--prefill-chunk", "16"]
         assert main([*words, "--warmup-tokens", "4", "--seed", "3", "--output", str(record)]) == 0
     events = [json.loads(line)["event"] for line in record.read_text().splitlines()]

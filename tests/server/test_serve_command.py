@@ -26,7 +26,7 @@ class Served:
     """A running `polytoken serve --port 0`."""
 
     def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
-        command = [*prefix, sys.executable, "-m", "polytoken.cli", "serve", "--port", "0", *arguments]
+        command = [*prefix, sys.executable, "-m", "polytoken", "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.banner: list[str] = []
@@ -73,7 +73,7 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
     told = subprocess.run(call, shell=True, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(told.stdout)["object"] == "chat.completion"
 
-    command = [sys.executable, "-m", "polytoken.cli", "serve", "--port", str(served.port), "--model", str(tiny_path)]
+    command = [sys.executable, "-m", "polytoken", "serve", "--port", str(served.port), "--model", str(tiny_path)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 2
     assert f"port {served.port}" in second.stderr

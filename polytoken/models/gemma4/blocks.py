@@ -14,7 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from polytoken.cache.layers import KVLayer, Mask, SlidingKVLayer
+from polytoken.cache.layers import KVLayer, SlidingKVLayer
+from polytoken.kernels.attention import Mask
 from polytoken.models.gemma4.config import SLIDING, CanvasConfig, Rope
 from polytoken.models.gemma4.rotation import FullRotation
 

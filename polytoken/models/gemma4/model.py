@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from polytoken.cache.layers import CacheLayer, KVLayer, Mask, SlidingKVLayer
+from polytoken.cache.layers import CacheLayer, KVLayer, SlidingKVLayer
 from polytoken.cache.state import DecodingState
+from polytoken.kernels.attention import Mask
 from polytoken.models.canvas import CanvasModel, CanvasOutput, CanvasPass, Cost, SoftPart, SoftSum
 from polytoken.models.gemma4.blocks import plain_norm
 from polytoken.models.gemma4.config import FULL, SLIDING, CanvasConfig

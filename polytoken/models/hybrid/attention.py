@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.qwen3_next import Qwen3NextAttention
 
-from polytoken.cache.layers import KVLayer, Mask
-from polytoken.kernels.attention import attend
+from polytoken.cache.layers import KVLayer
+from polytoken.kernels.attention import Mask, attend
 
 
 class GatedAttention(Qwen3NextAttention):
