@@ -21,7 +21,7 @@ from polytoken.errors import NonFiniteError
 from polytoken.events import TokenLogprob
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.ends import END_COUNTS, bank_end, committing, go_back
-from polytoken.lanes.limits import fit_length, refuse_denoising_limit
+from polytoken.lanes.limits import check_ids, fit_length, refuse_denoising_limit
 from polytoken.lanes.prefill import COUNTS, Prefill
 from polytoken.models.base import CausalModel
 from polytoken.request import Request
@@ -121,6 +121,7 @@ class ArLane(Lane[ArRow]):
 
     def open(self, request: Request, ids: Sequence[int]) -> ArRow:
         refuse_denoising_limit(request, lane=self.name)
+        check_ids(ids, vocab_size=self.model.vocab_size)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
             request.sampling,

@@ -1,11 +1,33 @@
-"""What of a request fits a lane: its length, and limits that only another lane knows."""
+"""What of a request fits a lane: its ids, its length, and limits that only another lane knows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from polytoken.errors import RequestError
 from polytoken.request import Request
+
+
+def check_ids(ids: Sequence[int], *, vocab_size: int) -> None:
+    """Refuse a prompt that the network has no embedding for.
+
+    A tokenizer may know more ids than its network has rows, and a device looks such an id up in whatever memory
+    follows the table, without a word.
+
+    Args:
+        vocab_size: rows of the network's embedding, V.
+
+    Raises:
+        RequestError: `bad_prompt`.
+    """
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        index, wrong = next((index, each) for index, each in enumerate(ids) if not 0 <= each < vocab_size)
+        raise RequestError(
+            f"token {index} of the prompt has id {wrong}, outside the network's vocabulary of {vocab_size}",
+            code="bad_prompt",
+            field="messages",
+        )
 
 
 def fit_length(request: Request, prompt_tokens: int, *, max_positions: int) -> Request:

@@ -18,6 +18,7 @@ from polytoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from polytoken.engine import LoadedLane
 from polytoken.lanes.ar import ArLane
 from polytoken.lanes.base import Lane
+from polytoken.lanes.limits import check_ids
 from polytoken.lanes.mtp.lane import MtpLane, identify, usable_head
 from polytoken.lanes.mtp.settings import MtpSettings
 from polytoken.models.draft import DraftHead
@@ -90,7 +91,12 @@ class Subject:
     def encode_chat(self, messages: Sequence[dict[str, Any]], *, think: bool = True) -> Ids:
         """Prompt ids of a conversation, as every request's are made."""
         request = Request(request_id="oracle", max_new_tokens=1, messages=tuple(messages), think=think)
-        return tuple(self.loaded.encode(request))
+        return self.checked(self.loaded.encode(request))
+
+    def checked(self, ids: Sequence[int]) -> Ids:
+        """The ids of a prompt that no lane has looked at. Raises RequestError `bad_prompt` for one without a row."""
+        check_ids(ids, vocab_size=self.model.vocab_size)
+        return tuple(ids)
 
     def text(self, ids: Sequence[int]) -> str:
         """The ids as text, special tokens kept."""

@@ -242,8 +242,9 @@ def test_snapshots_are_the_last_to_go_from_the_disk_and_keep_to_its_limit(tmp_pa
     run.talks.say("a", tuple(range(20, 41)), count=5)
     run.talks.snapshot("s", "a")
     point = run.talks.texts["a"]
+    ids = run.talks.lane.model.vocab_size
     for start in range(100, 340, 16):
-        run.talks.say(None, tuple(range(start, start + 30)), count=2)
+        run.talks.say(None, tuple(each % ids for each in range(start, start + 30)), count=2)
         assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
     assert run.tier.store.statistics().evictions > 5
     run.restart()
@@ -264,8 +265,9 @@ def test_what_the_disk_evicted_is_written_again_from_memory_before_what_continue
     run = DiskTalks(tmp_path, kind, disk=160_000 if kind == "dense" else 700_000)
     run.talks.say("a", tuple(range(20, 41)), count=5)
     assert run.tier.store.flush(10)
+    ids = run.talks.lane.model.vocab_size
     for start in range(100, 340, 16):
-        run.talks.say(None, tuple(range(start, start + 30)), count=2)
+        run.talks.say(None, tuple(each % ids for each in range(start, start + 30)), count=2)
         assert run.tier.store.flush(10)
     assert {each.stored_tokens for each in read_folder(tmp_path).sessions} <= {0}  # not a token of it is left
     run.talks.say("a", (*run.talks.texts["a"], 50, 51, 52), count=5)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 import polytoken
-from polytoken.errors import UsageError
+from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult, InferenceSummary
 from polytoken.lanes.canvas.settings import CanvasSettings
 from polytoken.lanes.mtp.settings import MtpSettings
@@ -62,6 +63,24 @@ def test_a_lane_that_cannot_be_had_is_refused_in_one_line(
         polytoken.load(checkpoints[name], **options)
     assert refused.value.field == field
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "lane"), [("llama", "ar"), ("qwen3_5", "mtp"), ("diffusion_gemma", "canvas")])
+def test_a_token_that_the_network_has_no_row_for_is_refused_and_the_others_go_on(
+    tmp_path: Path, name: str, lane: str
+) -> None:
+    """Some tokenizers know more than their network; a device would read on behind the table without a word."""
+    path = write_checkpoint(tmp_path / name, name).path
+    file = path / "tokenizer.json"
+    backend = Tokenizer.from_file(str(file))
+    backend.add_tokens([f"<beyond {number}>" for number in range(600)])
+    backend.save(str(file))
+    with polytoken.load(path, lane=lane) as engine:
+        before = polytoken.generate(engine, "Hello there.", max_new_tokens=5)
+        with pytest.raises(RequestError, match="outside the network's vocabulary") as refused:
+            polytoken.generate(engine, "What is <beyond 599>?", max_new_tokens=5)
+        assert refused.value.code == "bad_prompt"
+        assert polytoken.generate(engine, "Hello there.", max_new_tokens=5).token_ids == before.token_ids
 
 
 def test_options_of_another_lane_or_out_of_range_are_refused() -> None:

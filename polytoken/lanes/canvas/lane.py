@@ -14,10 +14,10 @@ from polytoken.errors import UsageError
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.canvas.method import CanvasMethod, Verdict, run_layers
 from polytoken.lanes.canvas.prefill import CanvasPrefill
-from polytoken.lanes.canvas.rows import CanvasRow, check_prompt, check_sampling
+from polytoken.lanes.canvas.rows import CanvasRow, check_sampling, refuse_image
 from polytoken.lanes.canvas.watch import CanvasFrame, Observer
 from polytoken.lanes.ends import committing
-from polytoken.lanes.limits import fit_length, refuse_grammar
+from polytoken.lanes.limits import check_ids, fit_length, refuse_grammar
 from polytoken.models.canvas import CanvasModel, CanvasPass
 from polytoken.request import Request, SamplingParams
 
@@ -98,7 +98,8 @@ class CanvasLane(Lane[CanvasRow]):
     def open(self, request: Request, ids: Sequence[int]) -> CanvasRow:
         check_sampling(request.sampling)
         refuse_grammar(request, lane=self.name)
-        check_prompt(ids, vocab_size=self.model.vocab_size, image=self.model.tokens.image)
+        check_ids(ids, vocab_size=self.model.vocab_size)
+        refuse_image(ids, image=self.model.tokens.image)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         prefill = CanvasPrefill(self.model, self.bank, tuple(ids), chunk=self.prefill_chunk, session=request.session)
         row: CanvasRow = self.method.make_row(request, prefill)

@@ -21,7 +21,7 @@ from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, NonFiniteError, UsageError
 from polytoken.lanes.base import Commit, Lane
 from polytoken.lanes.ends import END_COUNTS, bank_end, committing, go_back
-from polytoken.lanes.limits import fit_length, refuse_denoising_limit
+from polytoken.lanes.limits import check_ids, fit_length, refuse_denoising_limit
 from polytoken.lanes.mtp.cost import CostDepth, CostTable
 from polytoken.lanes.mtp.cycle import Outcome, run_cycle, stop_reason
 from polytoken.lanes.mtp.depth import DepthPolicy, FixedDepth, StreakDepth
@@ -106,6 +106,7 @@ class MtpLane(Lane[MtpRow]):
 
     def open(self, request: Request, ids: Sequence[int]) -> MtpRow:
         refuse_denoising_limit(request, lane=self.name)
+        check_ids(ids, vocab_size=self.model.vocab_size)
         request = fit_length(request, len(ids), max_positions=self.max_positions)
         sampler = TokenSampler(
             request.sampling,

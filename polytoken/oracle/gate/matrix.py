@@ -80,4 +80,4 @@ class Matrix:
 def _cut(subject: Subject, text: str, length: int) -> Ids:
     """Exactly `length` ids of a repeated text."""
     ids = subject.tokenizer.encode(text, add_special_tokens=False)
-    return tuple((ids * (length // len(ids) + 1))[:length])
+    return subject.checked((ids * (length // len(ids) + 1))[:length])
