@@ -96,7 +96,7 @@ def clear(
     report, texts = _read(session_dir), _conversations(session_dir)
     if name is not None and name not in {*(each.name for each in report.sessions), *texts}:
         raise _unknown(name, session_dir)
-    if not (report.sessions or report.records or report.damaged or texts):
+    if not (report.sessions or report.records or report.damaged or report.of_other_versions or texts):
         say("note", f"nothing to clear in {session_dir}")
         return
     if not yes:
@@ -150,6 +150,8 @@ def _describe(report: FolderReport) -> str:
         parts.append(f"{size_text(report.unnamed_bytes)} of them in no named session")
     if report.damaged:
         parts.append(f"{report.damaged} damaged, to be written anew or cleared")
+    if report.of_other_versions:
+        parts.append(f"{report.of_other_versions} names of another version of this program")
     return ", ".join(parts)
 
 

@@ -3,7 +3,7 @@
 Layout under the root:
 
     lock                                            held (flock) by whoever changes anything; 16 bytes, new each time
-    partial/                                        what is being written; a killed writer's goes with the next write
+    partial/PROCESS.TIME                            what is being written; a killed writer's goes with the next write
     vFORMAT/IDENTITY/KEY.PARENT.HINT.safetensors    records
     names/KEY.root.session.safetensors              named sessions
 
@@ -18,16 +18,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from polytoken.cache.disk.index import LOCK, MARK, NAMES, PARTIAL, FileName, Index, charge, scan
+from polytoken.cache.disk.index import LOCK, MARK, NAMES, PARTIAL, FileName, Index, charge, partial_files, scan
 from polytoken.cache.disk.names import SNAPSHOT, read_name
-from polytoken.cache.disk.record import RecordFault, read_header
+from polytoken.cache.disk.record import RecordFault, open_file, read_header
 
 _POLL_SECONDS: Final = 0.01
+_STAMP_BYTES: Final = 16
 _PIECE: Final = 1 << 20  # bytes written between two looks at whether to stop
 
 
@@ -65,11 +67,11 @@ class Folder:
         self.root.mkdir(parents=True, exist_ok=True)
         handle = self._acquire(stop)
         try:
-            stale = not self._stamp or os.pread(handle, 16, 0) != self._stamp
+            stale = not self._stamp or os.pread(handle, _STAMP_BYTES, 0) != self._stamp
             if stale:
                 self.refresh()
             # From here on, should this process die, everybody looks anew.
-            stamp = os.urandom(16)
+            stamp = os.urandom(_STAMP_BYTES)
             os.pwrite(handle, stamp, 0)
             self._stamp = b""
             self._sweep()
@@ -81,8 +83,9 @@ class Folder:
     def _acquire(self, stop: Callable[[], bool]) -> int:
         path = self.root / LOCK
         while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
+                _check_lock(handle)
                 while not _try_lock(handle):
                     if stop():
                         raise Stopped
@@ -96,11 +99,10 @@ class Folder:
 
     def _sweep(self) -> None:
         """Delete what killed writers left: nobody but the holder of the lock writes."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / PARTIAL) as entries:
-            for entry in list(entries):
-                size = entry.stat(follow_symlinks=False).st_size
-                Path(entry.path).unlink()
-                self.index.charged = max(0, self.index.charged - charge(size))
+        for entry in partial_files(self.root):
+            size = entry.stat(follow_symlinks=False).st_size
+            Path(entry.path).unlink()
+            self.index.charged = max(0, self.index.charged - charge(size))
 
     # What follows needs the lock
 
@@ -174,10 +176,12 @@ class Folder:
         return True
 
     def remove(self, name: FileName) -> bool:
-        """Delete a record; whether it was there."""
+        """Delete a record; whether it was there. What is no plain file of that name stays: it is not ours."""
         self.index.drop(name)
         path = self.root / name.path
         try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return False
             path.unlink()
         except FileNotFoundError:
             return False
@@ -248,6 +252,13 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
+def _check_lock(handle: int) -> None:
+    """Raise OSError if a file called `lock` was there before us: it is not written over."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size not in (0, _STAMP_BYTES):
+        raise OSError(errno.EEXIST, f"the {LOCK!r} in it is another program's")
+
+
 def _same_file(handle: int, path: Path) -> bool:
     try:
         there = path.stat()
@@ -269,6 +280,7 @@ def explain(error: Exception) -> str:
 def read_file(path: Path) -> bytes | None:
     """A file's bytes; None if it is not there. Raises OSError for what the system refuses."""
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -19,6 +19,7 @@ BLOCK: Final = 4096
 _RECORD: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16}|root)\.([0-9a-z]{1,16})\.safetensors")
 _FORMAT_FOLDER: Final = re.compile(r"v[0-9]{1,6}")
 _IDENTITY_FOLDER: Final = re.compile(r"[0-9a-f]{32}")
+_PARTIAL_FILE: Final = re.compile(r"[0-9]+\.[0-9]+")
 LOCK: Final = "lock"
 NAMES: Final = "names"
 PARTIAL: Final = "partial"
@@ -188,21 +189,35 @@ def scan(root: Path) -> Index:
 def our_files(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """All files that belong to a session folder, records, names and what is being written, and their folders' paths.
 
-    Whatever else lies there is not ours: it is neither counted nor ever deleted.
+    Whatever else lies there, links and folders of such names among it, is not ours: it is neither counted nor ever
+    deleted.
     """
     for top in _entries(root):
         if _FORMAT_FOLDER.fullmatch(top.name):
             for space in _entries(top.path):
                 if _IDENTITY_FOLDER.fullmatch(space.name):
-                    for entry in _entries(space.path):
-                        if _RECORD.fullmatch(entry.name):
-                            yield f"{top.name}/{space.name}", entry
-        elif top.name == LOCK:
+                    for entry in _files(space.path, _RECORD):
+                        yield f"{top.name}/{space.name}", entry
+        elif top.name == LOCK and _is_plain(top):
             yield "", top
-        elif top.name in (NAMES, PARTIAL):
-            for entry in _entries(top.path):
-                if top.name == PARTIAL or _RECORD.fullmatch(entry.name):
-                    yield top.name, entry
+        elif top.name == NAMES:
+            for entry in _files(top.path, _RECORD):
+                yield NAMES, entry
+    for entry in partial_files(root):
+        yield PARTIAL, entry
+
+
+def partial_files(root: Path) -> list[os.DirEntry[str]]:
+    """What is being written, or was when its writer was killed."""
+    return _files(root / PARTIAL, _PARTIAL_FILE)
+
+
+def _files(folder: str | Path, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries(folder) if name.fullmatch(entry.name) and _is_plain(entry)]
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:

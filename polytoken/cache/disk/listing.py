@@ -10,7 +10,7 @@ from typing import Any
 from polytoken.cache.disk.folder import Folder, read_file
 from polytoken.cache.disk.index import MARK, FileName, Index, Item, scan
 from polytoken.cache.disk.names import NAMES, SESSION, SNAPSHOT, SavedSession, read_name
-from polytoken.cache.disk.record import Header, RecordFault, decode, read_header
+from polytoken.cache.disk.record import Fault, Header, RecordFault, decode, read_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,7 @@ class FolderReport:
         records: files of states.
         unnamed_bytes: of records that belong to no named session: prompts of others, and of sessions since cleared.
         damaged: names' files that could not be read.
+        of_other_versions: names' files that a program with another format wrote.
     """
 
     sessions: tuple[SessionReport, ...]
@@ -60,6 +61,7 @@ class FolderReport:
     records: int
     unnamed_bytes: int
     damaged: int
+    of_other_versions: int
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -80,7 +82,7 @@ class _Named:
 def read_folder(root: Path) -> FolderReport:
     """What is in a session folder now. Raises OSError if it cannot be read."""
     index = scan(root)
-    named, damaged = _read_names(root, index)
+    named, unread = _read_names(root, index)
     sizes = {name: item.charged for name, item in index.items()}
     holders: dict[FileName, int] = {}
     for each in named:
@@ -106,7 +108,8 @@ def read_folder(root: Path) -> FolderReport:
         bytes=index.charged,
         records=len(states),
         unnamed_bytes=sum(sizes[name] for name in states if name not in holders),
-        damaged=damaged,
+        damaged=len(unread) - unread.count(Fault.OTHER_VERSION),
+        of_other_versions=unread.count(Fault.OTHER_VERSION),
     )
 
 
@@ -135,20 +138,18 @@ def clear_sessions(root: Path, names: set[str] | None) -> tuple[int, int]:
         return cleared, before - folder.index.charged
 
 
-def _read_names(root: Path, index: Index) -> tuple[list[_Named], int]:
-    """The named sessions, and how many of their files are damaged."""
-    found, damaged = [], 0
+def _read_names(root: Path, index: Index) -> tuple[list[_Named], list[Fault]]:
+    """The named sessions, and what is wrong with the files of others."""
+    found: list[_Named] = []
+    unread: list[Fault] = []
     runs_of = {(name.space, name.key): name for name, _ in index.items()}
     for name, item in index.items():
         if name.space != NAMES.path:
             continue
         try:
-            data = read_file(root / name.path)
-            saved = None if data is None else read_name(decode(data, NAMES).meta)
-        except (OSError, RecordFault):
-            saved = None
-        if saved is None:
-            damaged += 1
+            saved = _read_name(root, name)
+        except RecordFault as refused:
+            unread.append(refused.fault)
             continue
         runs = []
         for key in saved.runs:
@@ -158,7 +159,21 @@ def _read_names(root: Path, index: Index) -> tuple[list[_Named], int]:
             runs.append(run)
         marks = [child for run in runs for child in index.continuing(run) if child.hint == MARK]
         found.append(_Named(name, item, saved, tuple(runs), frozenset([*runs, *marks])))
-    return found, damaged
+    return found, unread
+
+
+def _read_name(root: Path, name: FileName) -> SavedSession:
+    """A named session's own file. Raises RecordFault."""
+    try:
+        data = read_file(root / name.path)
+    except OSError:
+        data = None
+    if data is None:
+        raise RecordFault(Fault.UNREADABLE)
+    saved = read_name(decode(data, NAMES).meta)
+    if saved is None:
+        raise RecordFault(Fault.FOREIGN)
+    return saved
 
 
 def _reach(root: Path, runs: tuple[FileName, ...]) -> int:

@@ -5,14 +5,17 @@ The checksum covers every byte of the file, header and arrays, so a file is eith
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 FORMAT: Final = "polytoken-state"
 VERSION: Final = 1
@@ -203,10 +206,10 @@ def read_header(path: Path) -> Header | None:
     Nothing but the file's length is verified: believe a record only after `decode`.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             prefix = file.read(_FIRST_READ)
             missing = 8 + int.from_bytes(prefix[:8], "little") - len(prefix)
-            size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
             if 0 < missing <= size:
                 prefix += file.read(missing)
     except (FileNotFoundError, NotADirectoryError):
@@ -219,6 +222,15 @@ def read_header(path: Path) -> Header | None:
     if size < 8 + len(text) + header.nbytes:
         raise RecordFault(Fault.TRUNCATED)
     return header
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read from. Raises OSError, also for what is no plain file: links, pipes and folders are not ours."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError(errno.EINVAL, "no plain file", str(path))
 
 
 def _describe(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:

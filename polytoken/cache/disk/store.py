@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from polytoken.cache.disk.answers import DiskPut, DiskStatistics
 from polytoken.cache.disk.folder import Folder, Stopped, explain, read_file
-from polytoken.cache.disk.index import FileName, charge
+from polytoken.cache.disk.index import NAMES, FileName, charge
 from polytoken.cache.disk.record import Fault, Header, Record, RecordFault, Space, decode, encode, read_header
 
 PENDING_BYTES: Final = 256 << 20
@@ -300,7 +300,9 @@ class DiskStore:
             self._refused[fault] += 1
             self._bad.add(name)
             self._unlist(name)
-            self._order(lambda: self._discard(space, name))
+            # Records of other versions have folders of their own. Names have one: those of a newer program stay.
+            if fault is not Fault.OTHER_VERSION or space.path != NAMES:
+                self._order(lambda: self._discard(space, name))
 
     def _stop_writing(self, error: Exception) -> None:
         with self._change:
@@ -389,14 +391,14 @@ class DiskStore:
         return DiskPut.QUEUED
 
     def _discard(self, space: Space, name: FileName) -> None:
-        """Delete a file that was refused, unless a good one has taken its place."""
+        """Delete a file that was refused, unless a good one has taken its place. What is no file stays."""
         with self._held():
-            data = read_file(self.root / name.path)
-            if data is not None:
-                try:
+            try:
+                data = read_file(self.root / name.path)
+                if data is not None:
                     decode(data, space)
-                except RecordFault:
-                    self._folder.remove(name)
+            except (OSError, RecordFault):
+                self._folder.remove(name)
         with self._change:
             self._bad.discard(name)
 
