@@ -15,17 +15,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from polytoken.cache.anchors import choose_anchors
 from polytoken.cache.answers import BankStatistics, Entry, Found, Miss, MissReason, PutOutcome
+from polytoken.cache.below import Below
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.live import LiveState, LiveStates
 from polytoken.cache.lookup import Spot, best_spot, explain, join_spot
 from polytoken.cache.marks import Mark
+from polytoken.cache.room import Room
 from polytoken.cache.runs import cut_runs, make_chain, make_mark
 from polytoken.cache.sessions import Committed, Session, SessionBook
 from polytoken.cache.state import DecodingState
 from polytoken.cache.tail import Tail
-from polytoken.cache.tier import SecondTier, SessionRecord, StoredRun
+from polytoken.cache.tier import SecondTier
 from polytoken.cache.tree import ID_BYTES, WHOLE, Node, PrefixTree, encode_ids, name_run
 from polytoken.errors import CacheError
 
@@ -70,19 +71,25 @@ class StateBank:
         sessions: SessionBook | None = None,
         tier: SecondTier | None = None,
     ) -> None:
-        self.limit_bytes = limit_bytes
         self.identity = identity
-        self.session_limit_bytes = limit_bytes if session_limit_bytes is None else session_limit_bytes
-        self.mark_bytes = limit_bytes // 2 if mark_bytes is None else mark_bytes
         self.sessions = SessionBook() if sessions is None else sessions
-        self.tier = tier
         self._tree = PrefixTree()
         self._live = LiveStates()
+        self._below = Below(self._tree, tier)
+        self._room = Room(
+            self._tree,
+            self._live,
+            self.sessions,
+            limit_bytes=limit_bytes,
+            session_limit_bytes=limit_bytes if session_limit_bytes is None else session_limit_bytes,
+            mark_bytes=limit_bytes // 2 if mark_bytes is None else mark_bytes,
+            on_eviction=self._tell_eviction,
+        )
         self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._partial: Counter[str] = Counter()
-        for record in () if tier is None else tier.sessions():
+        for record in self._below.sessions():
             known = self.sessions.add_snapshot(record.name) if record.pinned else self.sessions.use(record.name)
             known.committed = Committed(record.identity, record.ids)  # where it stands is found when it is wanted
 
@@ -95,7 +102,12 @@ class StateBank:
     @property
     def nbytes(self) -> int:
         """Exact bytes of all arrays held."""
-        return self._tree.nbytes + self._live.nbytes
+        return self._room.nbytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bound on `nbytes`."""
+        return self._room.limit_bytes
 
     # -- looking up ------------------------------------------------------------------------------------------------
 
@@ -176,7 +188,7 @@ class StateBank:
                     each.shared = True
             else:
                 self._stand_on(session, Spot(stored, len(ids)))
-            self._thin(stored, newest=len(ids))
+            self._counts["thinned"] += self._room.thin(stored, newest=len(ids))
         return outcome
 
     def commit(self, session: str, ids: Sequence[int]) -> None:
@@ -188,12 +200,7 @@ class StateBank:
 
     def save(self, name: str, *, pinned: bool = False) -> None:
         """Let the store below know what the session (or snapshot) has committed."""
-        known = self.sessions.snapshots.get(name) if pinned else self.sessions.get(name)
-        if self.tier is not None and known is not None and known.committed is not None:
-            committed = known.committed
-            self.tier.remember_session(
-                SessionRecord(name=name, identity=committed.identity, ids=committed.ids, pinned=pinned)
-            )
+        self._below.save(self.sessions.snapshots.get(name) if pinned else self.sessions.get(name))
 
     def keep_live(self, session: str, ids: Sequence[int], state: DecodingState, *, owner: Any = None) -> bool:
         """Keep a session's own state ready for its next turn, if it fits; the caller lets go of it.
@@ -204,8 +211,8 @@ class StateBank:
         live = LiveState(self.identity, encode_ids(ids), state, owner)
         self._live.take(session)
         at = self.locate(ids).node
-        fits = live.nbytes + sum(node.nbytes for node in at.path()) <= self.session_limit_bytes
-        if not fits or not self._make_room(at, live.nbytes, gently=True):
+        fits = live.nbytes + sum(node.nbytes for node in at.path()) <= self._room.session_limit_bytes
+        if not fits or not self._room.make(at, live.nbytes, gently=True):
             return False
         self._live.put(session, live)
         return True
@@ -213,16 +220,23 @@ class StateBank:
     def clear(self, session: str | None = None) -> int:
         """Forget everything stored, or what a session stored and nobody else did; the number of runs dropped."""
         if session is not None:
-            return self._clear_session(session)
+            self._live.take(session)
+            known = self.sessions.remove(session)
+            return 0 if known is None else self.forget(known)
         dropped = len(self._tree)
-        self._forget_below([node.digest for node in self._tree])
+        self._below.forget([node.digest for node in self._tree])
         for each in (*self.sessions, *self.sessions.snapshots.values()):
-            self.forget_below(each)
+            self._below.forget_session(each)
         self._tree.clear()
         self._live.clear()
         self._lost.clear()
         self.sessions.clear()
         return dropped
+
+    def forget(self, session: Session) -> int:
+        """Drop what a session or snapshot, which is out of the book, alone had kept; the number of runs dropped."""
+        self._below.forget_session(session)
+        return self.release(session.heads)
 
     def release(self, heads: Sequence[Node], *, reason: MissReason = MissReason.CLEARED) -> int:
         """Drop what lies on the ways to these nodes and nobody wants any more; the number of runs dropped."""
@@ -232,7 +246,7 @@ class StateBank:
                 self._tree.remove(node)
                 self._remember(node.digest, reason)
                 dropped.append(node.digest)
-        self._forget_below(dropped)
+        self._below.forget(dropped)
         return len(dropped)
 
     def entries(self, identity: StateIdentity | None = None) -> list[Entry]:
@@ -280,7 +294,7 @@ class StateBank:
             live_bytes=self._live.nbytes,
             sessions=len(self.sessions),
             snapshots=len(self.sessions.snapshots),
-            disk={} if self.tier is None else self.tier.statistics(),
+            disk=self._below.statistics(),
         )
 
     # -- finding a place ---------------------------------------------------------------------------------------------
@@ -288,7 +302,7 @@ class StateBank:
     def _descend(self, identity: StateIdentity, key: bytes) -> Node:
         """The deepest block on the way, after the store below has been asked for what is missing."""
         node = self._tree.walk(identity, key)
-        while self.tier is not None and self.limit_bytes > 0 and node.stop * ID_BYTES < len(key):
+        while self.limit_bytes > 0 and node.stop * ID_BYTES < len(key):
             rest = key[node.stop * ID_BYTES :]
             if node.common_ids(rest)[0] * ID_BYTES == len(rest) or not self._fetch(identity, node, rest):
                 break
@@ -300,11 +314,8 @@ class StateBank:
 
     def _fetch(self, identity: StateIdentity, node: Node, rest: bytes) -> bool:
         """Bring one run from the store below to where it belongs; False when there is none, or no room for it."""
-        assert self.tier is not None
-        offer = self.tier.find(identity, node.digest, rest)
-        if offer is None or any(child.digest == offer.digest for child in node.children.values()):
-            return False  # nothing is read for what is here
-        if not self._make_room(node, offer.nbytes):
+        offer = self._below.find(identity, node, rest)
+        if offer is None or not self._room.make(node, offer.nbytes):
             return False
         run = offer.load()
         if run is None or run.parent != node.digest or run.nbytes > offer.nbytes:
@@ -411,12 +422,12 @@ class StateBank:
         marks += [offered] if offered.states or offered.tail is not None else []
         # What is replaced is there until the copies are, and so is not taken off.
         fresh = sum(blocks[i].nbytes for i in gaps) + offered.nbytes - (0 if known is None else known.nbytes)
-        if not self._make_room(node, fresh, session=session):
+        if not self._room.make(node, fresh, session=session):
             return self._refuse(node.digest), None
         mx.eval([array for block in blocks for array in block.arrays], offered.arrays())
         self._tree.replace(node, blocks, marks)
         self._counts["puts"] += 1
-        self._tell_below(node)
+        self._below.stored(node)
         return PutOutcome.STORED, node
 
     def _extend(
@@ -432,13 +443,13 @@ class StateBank:
         """Hang runs that are not stored yet behind `anchor`, the last one with the tail."""
         shorter = [c for run, c in anchor.children.items() if identity.free and runs[0].startswith(run)]
         chain = make_chain(anchor, runs, state, tail=tail, shorter=shorter)
-        if not self._make_room(anchor, sum(node.nbytes for node in chain), session=session):
+        if not self._room.make(anchor, sum(node.nbytes for node in chain), session=session):
             return self._refuse(chain[0].digest), None
         mx.eval([array for node in chain for array in node.arrays()])
         replaced = [old.digest for old in shorter if self._supersede(old, chain[0])]
         for node in chain:
             self._insert(identity, node)
-        self._forget_below(replaced)  # last: a process that ends in between leaves one of the two there
+        self._below.forget(replaced)  # last: a process that ends in between leaves one of the two there
         if replaced:
             for name in self.sessions.snapshots_on(chain[0]):
                 self.save(name, pinned=True)  # other runs are its states now
@@ -448,7 +459,7 @@ class StateBank:
     def _insert(self, identity: StateIdentity, node: Node) -> None:
         self._tree.insert(identity, node)
         self._lost.pop(node.digest, None)
-        self._tell_below(node)
+        self._below.stored(node)
 
     def _supersede(self, old: Node, new: Node) -> bool:
         """A run that `new` begins with gives way; its marks are with `new` already. False if it had made room."""
@@ -465,7 +476,7 @@ class StateBank:
         session = self.sessions.use(name)
         session.stand_on(spot.node, spot.position)
         while len(session.heads) > 1 and (
-            len(session.heads) > MOST_HEADS or self.bytes_of(session) > self.session_limit_bytes
+            len(session.heads) > MOST_HEADS or self.bytes_of(session) > self._room.session_limit_bytes
         ):
             oldest = session.heads[0]
             session.leave(oldest)
@@ -476,61 +487,12 @@ class StateBank:
         live = None if session.pinned else self._live.get(session.name)
         return sum(node.nbytes for node in session.nodes()) + (0 if live is None else live.nbytes)
 
-    def _clear_session(self, name: str) -> int:
-        session = self.sessions.remove(name)
-        self._live.take(name)
-        if session is None:
-            return 0
-        self.forget_below(session)
-        return self.release(session.heads)
+    # -- losses ----------------------------------------------------------------------------------------------------
 
-    # -- room ------------------------------------------------------------------------------------------------------
-
-    def _make_room(self, anchor: Node, nbytes: int, *, session: str | None = None, gently: bool = False) -> bool:
-        """Evict until `nbytes` more fit behind `anchor`, whose path stays; False, and all stay, if they never can.
-
-        Live states go first, the least recently used before others; then leaves, those of sessions used lately last
-        (`gently`: not at all), and those of named snapshots never.
-        """
-        path = anchor.path()
-        held = sum(node.nbytes for node in path)
-        if session is not None and held + nbytes > self.session_limit_bytes:
-            return False
-        stay = {node for snapshot in self.sessions.snapshots.values() for node in snapshot.nodes()}.difference(path)
-        if held + sum(node.nbytes for node in stay) + nbytes > self.limit_bytes:
-            return False
-        self._tree.touch(anchor)
-        book = self.sessions
-        while self.nbytes + nbytes > self.limit_bytes:
-            if self._live.drop_oldest():
-                continue
-            dropped = self._tree.drop_oldest(anchor, spare=lambda node: book.is_pinned(node) or book.is_active(node))
-            if not dropped and gently:
-                return False
-            for node in dropped or self._tree.drop_oldest(anchor, spare=book.is_pinned):
-                self._counts["evictions"] += 1
-                self._remember(node.digest, MissReason.EVICTED)
-                book.leave_node(node)
-                if self.tier is not None:
-                    self.tier.dropped(self._run(node))
-        return True
-
-    def _thin(self, node: Node, *, newest: int) -> None:
-        """Keep the restore points of one sequence within their budget, but for the newest and those of snapshots."""
-        path = node.path()
-        sizes = {position: mark.nbytes for each in path for position, mark in each.marks.items()}
-        if sum(sizes.values()) <= self.mark_bytes:
-            return
-        stay = {newest} | {at for each in path for at in self.sessions.pinned_at(each)}
-        wanted = stay | {position for each in path for position in each.holders.values()}
-        wanted |= {each.stop for each in path if len(each.children) > 1}
-        grid = self._tree.identity_of(node).grid
-        keep = choose_anchors(sizes, wanted=wanted, budget=self.mark_bytes, grid=grid) | stay
-        for each in path:
-            kept = [mark for position, mark in each.marks.items() if position in keep]
-            self._counts["thinned"] += len(each.marks) - len(kept)
-            if len(kept) < len(each.marks):
-                self._tree.set_marks(each, kept)
+    def _tell_eviction(self, node: Node) -> None:
+        self._counts["evictions"] += 1
+        self._remember(node.digest, MissReason.EVICTED)
+        self._below.dropped(node)
 
     def _refuse(self, digest: bytes) -> PutOutcome:
         self._counts["refusals"] += 1
@@ -541,32 +503,3 @@ class StateBank:
         self._lost[digest] = reason
         if len(self._lost) > REMEMBERED_LOSSES:
             self._lost.popitem(last=False)
-
-    # -- the store below ---------------------------------------------------------------------------------------------
-
-    def _run(self, node: Node) -> StoredRun:
-        assert node.parent is not None
-        return StoredRun(
-            identity=self._tree.identity_of(node),
-            parent=node.parent.digest,
-            digest=node.digest,
-            start=node.start,
-            stop=node.stop,
-            ids=node.own_ids(),
-            sealed=node.is_sealed,
-            blocks=node.blocks,
-            marks=tuple(node.marks.values()),
-        )
-
-    def _tell_below(self, node: Node) -> None:
-        if self.tier is not None:
-            self.tier.stored(self._run(node))
-
-    def forget_below(self, session: Session) -> None:
-        """Let the store below forget a session or snapshot, and its states if nothing of them is here."""
-        if self.tier is not None:
-            self.tier.forget_session(session.name, pinned=session.pinned, states=not session.heads)
-
-    def _forget_below(self, digests: Sequence[bytes]) -> None:
-        if self.tier is not None and digests:
-            self.tier.forget(digests)

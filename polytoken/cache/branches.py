@@ -32,8 +32,7 @@ def drop_snapshot(bank: StateBank, name: str) -> bool:
     """Forget a named snapshot and what only it kept; False when there is none of this name."""
     snapshot = bank.sessions.remove_snapshot(name)
     if snapshot is not None:
-        bank.forget_below(snapshot)
-        bank.release(snapshot.heads)
+        bank.forget(snapshot)
     return snapshot is not None
 
 

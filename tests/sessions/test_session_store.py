@@ -265,13 +265,14 @@ def test_the_restore_point_of_a_named_snapshot_is_never_thinned() -> None:
 
 def test_a_session_has_a_limit_of_its_own() -> None:
     """E19: what is larger is refused with a reason, and what was there before stays."""
-    bank = make_bank(session_limit_bytes=12 * ROW + 4 * (STATE + 8))
+    limit = 12 * ROW + 4 * (STATE + 8)
+    bank = make_bank(session_limit_bytes=limit)
     text = run(1, 6)
     serve(bank, text, session="a")
     longer = run(1, 40)
     serve(bank, longer, session="a")
     assert bank.statistics().refusals > 0
-    assert bank.bytes_of(bank.sessions.get("a")) <= bank.session_limit_bytes
+    assert bank.bytes_of(bank.sessions.get("a")) <= limit
     found = bank.find([*longer, 41])
     assert found.length >= 6 and found.miss is not None and str(found.miss.reason) == "oversize"
     serve(bank, longer)  # who names no session has the whole limit
