@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -33,7 +34,7 @@ class LayerBlock:
     arrays: tuple[mx.array, ...]
     alone: bool = False
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the arrays; known before they are evaluated."""
         return sum(int(array.nbytes) for array in self.arrays)

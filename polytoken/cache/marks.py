@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -27,7 +28,7 @@ class Mark:
     states: tuple[LayerBlock, ...] = ()
     tail: Tail | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(block.nbytes for block in self.states) + (0 if self.tail is None else self.tail.nbytes)

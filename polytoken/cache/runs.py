@@ -37,8 +37,7 @@ def make_chain(
     gaps = last.gaps(last.stop)
     if gaps:  # rows between here and the stored ancestors are gone: this run holds its state whole
         whole = (state.layers[i].block(0, last.stop) if i in gaps else b for i, b in enumerate(last.blocks))
-        last.blocks = tuple(whole)
-        last.update_reach()
+        last.hold(tuple(whole), last.marks.values())
     return chain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -21,7 +22,7 @@ class Tail:
     logits: mx.array
     hidden: mx.array | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(int(item.nbytes) for item in self.arrays())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
@@ -63,10 +63,11 @@ class Node:
         shared: whether somebody without a session stored it, too.
         digest: SHA-256 chained over the identity and the ids; it names what is gone and never decides a match.
         reach: per layer, the first row of the unbroken run of rows that ends at `stop`.
+        nbytes: bytes of the arrays held, exactly.
     """
 
     __slots__ = (
-        "blocks", "children", "digest", "holders", "key", "marks", "parent", "reach", "shared", "stop",
+        "blocks", "children", "digest", "holders", "key", "marks", "nbytes", "parent", "reach", "shared", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -80,24 +81,20 @@ class Node:
         self.parent = parent
         self.key = key
         self.stop: int = 0 if parent is None else parent.stop + len(key) // ID_BYTES
-        self.blocks = blocks
-        self.marks = {mark.position: mark for mark in sorted(marks, key=lambda mark: mark.position)}
         self.children: dict[bytes, Node] = {}
         self.holders: dict[str, int] = {}
         self.shared = False
         self.digest = name_run(parent, key)
+        self.blocks: tuple[LayerBlock, ...] = ()
+        self.marks: dict[int, Mark] = {}
         self.reach: tuple[int, ...] = ()
-        self.update_reach()
+        self.nbytes = 0
+        self.hold(blocks, marks)
 
     @property
     def start(self) -> int:
         """Tokens before it."""
         return 0 if self.parent is None else self.parent.stop
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays held, exactly."""
-        return sum(block.nbytes for block in self.blocks) + sum(mark.nbytes for mark in self.marks.values())
 
     @property
     def tail(self) -> Tail | None:
@@ -147,7 +144,16 @@ class Node:
         places += [position for position in reversed(self.marks) if position <= top and position not in places]
         return [position for position in places if self.holds(position)]
 
-    def update_reach(self) -> None:
+    def hold(self, blocks: tuple[LayerBlock, ...], marks: Iterable[Mark]) -> None:
+        """Have these contents, instead of others."""
+        changed = blocks is not self.blocks
+        self.blocks = blocks
+        self.marks = {mark.position: mark for mark in sorted(marks, key=lambda mark: mark.position)}
+        self.nbytes = sum(block.nbytes for block in blocks) + sum(mark.nbytes for mark in self.marks.values())
+        if changed:
+            self._update_reach()
+
+    def _update_reach(self) -> None:
         """Recompute `reach` here and below, after the blocks here have changed."""
         todo = [self]
         while todo:
@@ -276,18 +282,16 @@ class PrefixTree:
 
     def replace(self, node: Node, blocks: tuple[LayerBlock, ...], marks: Sequence[Mark]) -> None:
         """Give a stored node other contents."""
-        self.set_marks(node, marks)
-        self.nbytes -= sum(block.nbytes for block in node.blocks)
-        node.blocks = blocks
-        node.update_reach()
-        self.nbytes += sum(block.nbytes for block in node.blocks)
+        self.nbytes -= node.nbytes
+        node.hold(blocks, marks)
+        self.nbytes += node.nbytes
         self.touch(node)
 
     def set_marks(self, node: Node, marks: Sequence[Mark]) -> None:
         """Give a stored node other marks, and leave its age."""
-        self.nbytes -= sum(mark.nbytes for mark in node.marks.values())
-        node.marks = {mark.position: mark for mark in sorted(marks, key=lambda mark: mark.position)}
-        self.nbytes += sum(mark.nbytes for mark in node.marks.values())
+        self.nbytes -= node.nbytes
+        node.hold(node.blocks, marks)
+        self.nbytes += node.nbytes
 
     def remove(self, node: Node) -> None:
         """Take out a node that has no children."""

@@ -235,6 +235,8 @@ def _leading(ids: Sequence[int], token_id: int) -> int:
 
 
 def _given_ids(token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return tuple(token_ids)  # a long history is looked at in every turn, so plain ones go fast
     ids: list[int] = []
     for index, item in enumerate(token_ids):
         token_id = _token_id(item)
