@@ -1,6 +1,7 @@
 """From a request to its events: scheduler, owner thread, JSON lines. Knows lanes by their contract only."""
 
-from polytoken.engine.engine import Engine, Handle
+from polytoken.engine.engine import Engine
+from polytoken.engine.handle import Handle
 from polytoken.engine.job import Label, Sink, TextPort, TextStep
 from polytoken.engine.jsonl import read_requests
 from polytoken.engine.limits import SchedulerLimits

@@ -14,17 +14,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from polytoken.engine.handle import Handle, Order, Submission, drop
 from polytoken.engine.intake import Counted, Intake
 from polytoken.engine.job import Sink
 from polytoken.engine.limits import SchedulerLimits
 from polytoken.engine.loaded import LoadedLane
 from polytoken.engine.mailbox import Inbox, Outbox
-from polytoken.engine.metrics import Totals
-from polytoken.engine.outcomes import duplicate, error_of, failed, interrupted, is_last, stopped_on_error
+from polytoken.engine.outcomes import duplicate, error_of, interrupted, is_last, stopped_on_error
 from polytoken.engine.scheduler import Scheduler
 from polytoken.engine.sessions import Conversations
 from polytoken.errors import CancelledError, EngineError, PolytokenError, UsageError
@@ -41,70 +41,6 @@ from polytoken.request import Request, SamplingParams
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 STALL_SECONDS: Final = 300.0  # an owner thread that finished no turn for this long is taken for stuck
-
-
-class Handle:
-    """One submitted request. Also the sink through which its events pass to the one given by the caller."""
-
-    def __init__(self, request_id: str, sink: Sink, engine: Engine, intake: Intake | None = None) -> None:
-        self.request_id = request_id
-        self.intake = intake  # of the run it belongs to
-        self.line: int | None = None  # of the run's input
-        self.done = False  # its last event was delivered
-        self._sink = sink
-        self._engine = engine
-
-    def cancel(self) -> None:
-        """End the request within one step, without waiting for that. No effect once it is done."""
-        # By handle, not by id: a refused duplicate must not cancel the request it duplicates.
-        if not self.done:
-            self._engine._order_quietly(lambda scheduler: self._engine._withdraw(scheduler, self))
-
-    def failed(self, error: PolytokenError) -> GenerationFailed:
-        """Its last event, for this reason."""
-        return failed(self.request_id, self.line, error)
-
-    def __call__(self, event: Event) -> None:
-        if self.done:
-            return
-        self.done = is_last(event)
-        if self.done:
-            self._engine._open.discard(self)
-        try:
-            self._sink(event)
-        except Exception:
-            # The caller's fault must not become the other requests' fault.
-            _LOG.error("sink of request %r failed, cancelling it\n%s", self.request_id, traceback.format_exc())
-            self._sink = _drop
-            self.cancel()
-
-
-@dataclass(frozen=True)
-class _Submission:
-    payload: Request | RequestRejected
-    handle: Handle
-    token_events: bool | None
-    intake: Intake | None = None  # the run it belongs to
-
-    @property
-    def totals(self) -> Totals | None:
-        """Those of its run."""
-        return None if self.intake is None else self.intake.totals
-
-
-@dataclass(frozen=True)
-class _Order:
-    """Something to do with the scheduler on the owner thread, and where its outcome goes."""
-
-    act: Callable[[Scheduler], Any]
-    future: Future[Any] = field(default_factory=Future)
-
-    def run(self, scheduler: Scheduler) -> None:
-        self.future.set_running_or_notify_cancel()
-        try:
-            self.future.set_result(self.act(scheduler))
-        except BaseException as error:  # the one who waits gets it, whatever it is
-            self.future.set_exception(error)
 
 
 class Engine(Conversations):
@@ -129,7 +65,7 @@ class Engine(Conversations):
         self.limits = limits or SchedulerLimits()
         self._load: Callable[[], LoadedLane] | None = load
         self._token_events, self._stall_seconds, self._clock = token_events, stall_seconds, clock
-        self._inbox: Inbox[_Order, _Submission] = Inbox(max(2, self.limits.max_pending))
+        self._inbox: Inbox[Order, Submission] = Inbox(max(2, self.limits.max_pending))
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._started: Future[tuple[RuntimeLoaded, SamplingParams, Any]] = Future()
@@ -217,9 +153,9 @@ class Engine(Conversations):
             EngineError: `queue_full` without `wait`; `engine_closed`, `engine_stopped`.
         """
         self._check_started()
-        handle = Handle(request.request_id, sink, self)
+        handle = self._handle(request.request_id, sink)
         blocking = wait and threading.current_thread() is not self._thread  # the owner would wait for itself
-        if not self._inbox.put(_Submission(request, handle, token_events), wait=blocking):
+        if not self._inbox.put(Submission(request, handle, token_events), wait=blocking):
             raise EngineError(f"{self._inbox.capacity} requests are waiting already", code="queue_full")
         return handle
 
@@ -278,9 +214,9 @@ class Engine(Conversations):
         outbox: Outbox[Event | Counted] = Outbox()
 
         def submit(item: Request | RequestRejected, intake: Intake) -> None:
-            handle = Handle(item.request_id or "", outbox.put, self, intake)
+            handle = self._handle(item.request_id or "", outbox.put, intake)
             handle.line = item.line
-            self._inbox.put(_Submission(item, handle, token_events, intake), wait=True)
+            self._inbox.put(Submission(item, handle, token_events, intake), wait=True)
 
         intake = Intake(source, submit, outbox=outbox)
         with self._lock:
@@ -321,6 +257,12 @@ class Engine(Conversations):
         if key is not None:
             raise key
 
+    def _handle(self, request_id: str, sink: Sink, intake: Intake | None = None) -> Handle:
+        def cancel(handle: Handle) -> None:
+            self._order_quietly(lambda scheduler: self._withdraw(scheduler, handle))
+
+        return Handle(request_id, sink, cancel=cancel, on_end=self._open.discard, intake=intake)
+
     def interrupt(self) -> None:
         """End the run if there is one, failing its requests with code `interrupted`; else fail every open request so.
 
@@ -357,7 +299,7 @@ class Engine(Conversations):
         intake.left = True
         self._fail_run(scheduler, intake, interrupted())
 
-    def _refuse(self, scheduler: Scheduler, item: _Submission, reason: PolytokenError) -> None:
+    def _refuse(self, scheduler: Scheduler, item: Submission, reason: PolytokenError) -> None:
         """Fail what never reached the scheduler."""
         if item.intake is not None and item.intake.left:
             return
@@ -387,7 +329,7 @@ class Engine(Conversations):
     def _ask(self, act: Callable[[Scheduler], T]) -> T:
         self._check_thread()
         self._check_started()
-        order = _Order(act)
+        order = Order(act)
         self._inbox.order(order)
         while True:
             try:
@@ -402,7 +344,7 @@ class Engine(Conversations):
     def _order_quietly(self, act: Callable[[Scheduler], Any]) -> None:
         """Leave an order without waiting; an engine that has ended has nothing left to order about."""
         try:
-            self._inbox.order(_Order(act))
+            self._inbox.order(Order(act))
         except EngineError:
             return
 
@@ -457,7 +399,7 @@ class Engine(Conversations):
                 self.limits if lane.rows_per_step is None else replace(self.limits, rows_per_step=lane.rows_per_step),
                 encode=lane.encode,
                 open_text=lane.open_text,
-                emit=_drop,
+                emit=drop,
                 label=lane.label,
                 token_events=self._token_events,
                 clock=self._clock,
@@ -533,7 +475,3 @@ class Engine(Conversations):
             item.handle(item.payload if isinstance(item.payload, RequestRejected) else item.handle.failed(error))
         for order in self._inbox.take_orders(wait=False):
             order.future.set_exception(error)
-
-
-def _drop(event: Event) -> None:
-    """Nobody listens."""

@@ -11,8 +11,8 @@ import pytest
 from engine_fakes import FakeLane, Script, is_last, make_request, names, too_long
 from engine_running import PATIENCE, Gate, aside, finish, running
 
-from polytoken.engine import Handle, SchedulerLimits
-from polytoken.engine.engine import _Submission
+from polytoken.engine import SchedulerLimits
+from polytoken.engine.handle import Submission
 from polytoken.errors import CancelledError, EngineError, PolytokenError, UsageError
 from polytoken.events import Event, GenerationResult, InferenceSummary, RequestRejected, RequestStarted
 from polytoken.lanes.base import Commit
@@ -185,8 +185,8 @@ def test_what_was_read_for_a_run_that_was_left_is_dropped() -> None:
         intake = engine._intake
         run.close()  # type: ignore[attr-defined]
         for item in (make_request("ghost"), RequestRejected(line=1, code="bad_json", error="ghost")):
-            handle = Handle("ghost", print, engine)
-            engine._inbox.put(_Submission(item, handle, None, intake), wait=True)
+            handle = engine._handle("ghost", print)
+            engine._inbox.put(Submission(item, handle, None, intake), wait=True)
         summary = finish(engine.run([make_request("b")]))[-1]
         assert isinstance(summary, InferenceSummary) and summary.rejected_requests == 0
         assert [row.request.request_id for row in lane.rows] == ["a", "b"]
