@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from polytoken.engine import Engine, error_of
-from polytoken.engine.engine import Handle
+from polytoken.engine import Engine, Handle, error_of
 from polytoken.errors import PolytokenError
 from polytoken.events import Event, GenerationFailed, GenerationResult, RequestRejected, RequestStarted, Token
 from polytoken.request import Request
