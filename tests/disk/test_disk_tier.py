@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from disk_records import folder_bytes
@@ -16,9 +19,11 @@ from disk_talks import DiskTalks, restore_often
 from session_talks import CANVAS_KINDS, CHUNK, KINDS
 
 from polytoken.cache import branches
+from polytoken.cache.disk import tier
 from polytoken.cache.disk.folder import Folder
 from polytoken.cache.disk.listing import read_folder
 from polytoken.cache.disk.record import read_header
+from polytoken.cache.tier import SessionRecord
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -276,3 +281,30 @@ def test_what_the_disk_evicted_is_written_again_from_memory_before_what_continue
     assert run.talks.say("a", (*text, 5), count=5).cached_tokens == len(text)
     assert "no_parent" not in run.tier.statistics()["dropped"]
     run.close()
+
+
+def test_saving_a_long_conversation_costs_its_length_and_not_the_square_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every turn names all runs that its states are in; what is hashed for that is counted."""
+    hashed: list[int] = []
+
+    def count(data: bytes = b"") -> Any:
+        hashed.append(len(data))
+        return hashlib.sha256(data)
+
+    def cost_of_a_turn(length: int) -> int:
+        run = DiskTalks(tmp_path / str(length), "dense")
+        text = tuple(20 + i % 7 for i in range(length))
+        run.talks.say("a", text, count=1)
+        assert run.tier.store.flush(30)
+        with monkeypatch.context() as patch:
+            patch.setattr(tier, "hashlib", SimpleNamespace(sha256=count))
+            hashed.clear()
+            committed = run.talks.bank.sessions.get("a").committed
+            run.tier.remember_session(SessionRecord(name="a", identity=committed.identity, ids=committed.ids))
+        assert len(run.tier.path(committed.identity, committed.ids)) == -(-len(committed.ids) // CHUNK)
+        run.close()
+        return sum(hashed)
+
+    assert cost_of_a_turn(400) < 4.5 * cost_of_a_turn(100)

@@ -278,16 +278,18 @@ class DiskTier(SecondTier):
 
     def path(self, identity: StateIdentity, ids: Sequence[int]) -> list[FileName]:
         """The runs on the disk that these ids begin with, from the first on, and the one that they end in."""
-        space, key = self.space(identity), encode_ids(ids)
-        parent, behind, path = _root_digest(identity), None, []
-        while key:
-            name, length = self._next(space, identity, parent, behind, key)
+        space, key, width = self.space(identity), encode_ids(ids), identity.grid * ID_BYTES
+        parent, behind, path, at = _root_digest(identity), None, [], 0
+        while at < len(key):
+            rest = key[at : at + width]  # no run is longer; slices of all that is left would cost its square
+            name, length = self._next(space, identity, parent, behind, rest, ends=at + width >= len(key))
             if name is None:
-                path.extend(self._around(space, identity, parent, behind, key))
+                if at + width >= len(key):
+                    path.extend(self._around(space, identity, parent, behind, rest))
                 break
             path.append(name)
             parent = behind = bytes.fromhex(name.key)
-            key = key[length:]
+            at += length
         return path
 
     def close(self, seconds: float = 5.0) -> int:
@@ -301,16 +303,19 @@ class DiskTier(SecondTier):
         return self.store.close(max(0.0, deadline - time.monotonic()))
 
     def _next(
-        self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, key: bytes
+        self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, key: bytes, *, ends: bool
     ) -> tuple[FileName | None, int]:
-        """The longest run that is here and that `key` begins with, and its bytes of `key`."""
+        """The longest run that is here and that `key` begins with, and its bytes of `key`.
+
+        `ends` says whether nothing comes behind `key`: a sealed run serves that alone.
+        """
         best: FileName | None = None
         length = 0
         for name in self._candidates(space, identity, parent, behind, key):
             run = self._recall(space, name) if name in self.store else None
             if run is None or run.kind != RUN or len(run.ids) <= length:
                 continue
-            if key.startswith(run.ids) and (not run.sealed or run.ids == key):
+            if key.startswith(run.ids) and (not run.sealed or (ends and run.ids == key)):
                 best, length = name, len(run.ids)
                 if length == identity.grid * ID_BYTES:
                     break
@@ -330,10 +335,9 @@ class DiskTier(SecondTier):
         self, space: Space, identity: StateIdentity, parent: bytes, behind: bytes | None, rest: bytes
     ) -> Iterable[FileName]:
         """Names of runs that may continue `rest`: those whose digest can be told first, then all known children."""
-        full, hint = rest[: identity.grid * ID_BYTES], run_hint(rest)
-        for run in dict.fromkeys((full, rest)):
-            for key in (run, run + WHOLE):
-                yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind, hint)
+        run, hint = rest[: identity.grid * ID_BYTES], run_hint(rest)  # no run is longer
+        for key in (run, run + WHOLE):
+            yield FileName.of(space.path, hashlib.sha256(parent + key).digest(), behind, hint)
         yield from self.store.children(space, behind, hint)
 
     def _recall(self, space: Space, name: FileName) -> Known | None:
@@ -392,18 +396,17 @@ class DiskTier(SecondTier):
 
     def _offer_again(self, identity: StateIdentity, ids: Sequence[int]) -> None:
         """Give the store what it has lost, or never wrote, of the runs on this way that the bank holds."""
-        space, parent, key = self.space(identity), _root_digest(identity), encode_ids(ids)
-        while key:
-            parts = dict.fromkeys((key[: identity.grid * ID_BYTES], key))
-            found = [(d, p) for p in parts if (d := hashlib.sha256(parent + p).digest()) in self._held]
-            if not found:
+        space, parent = self.space(identity), _root_digest(identity)
+        key, width = encode_ids(ids), identity.grid * ID_BYTES
+        for at in range(0, len(key), width):
+            parent = hashlib.sha256(parent + key[at : at + width]).digest()
+            held = self._held.get(parent)
+            if held is None:
                 return
-            parent, part = found[0]
             if self.store.find(space, parent) is None:
-                run = self._held[parent].settle()
+                run = held.settle()
                 if run is None or not self._offer(run):
                     return
-            key = key[len(part) :]
 
     def _offer_rows(self, space: Space, run: StoredRun) -> DiskPut:
         name = FileName.of(space.path, run.digest, parent_of(run), run_hint(encode_ids(run.ids[:1])))
