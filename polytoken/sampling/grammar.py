@@ -11,7 +11,7 @@ import json
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -239,13 +239,18 @@ def compile_grammar(
     Args:
         text: from one of the functions above.
         tokenizer: the checkpoint's, with transformers' fast one in `fast`.
-        vocab_size: length of the network's rows.
+        vocab_size: length of the network's rows; ids of the tokenizer beyond them are never allowed.
 
     Raises:
         RequestError: `bad_schema`.
         BackendError: llguidance is not installed.
     """
-    grammar = Grammar(text, _tokenizer(tokenizer, vocab_size), vocab_size, frozenset(eos_ids), reasoning, budget)
+    if reasoning is not None and max(reasoning.closing, default=-1) >= vocab_size:
+        reasoning = None  # the network can write no such block
+    elif reasoning is not None and reasoning.opening is not None and reasoning.opening >= vocab_size:
+        reasoning = replace(reasoning, opening=None)
+    ends = frozenset(token_id for token_id in eos_ids if token_id < vocab_size)
+    grammar = Grammar(text, _tokenizer(tokenizer, vocab_size), vocab_size, ends, reasoning, budget)
     if not text:
         return grammar
     failed, notes = _library().LLMatcher.validate_grammar_with_warnings(text, grammar.tokenizer)
@@ -275,7 +280,8 @@ def _tokenizer(tokenizer: Any, vocab_size: int) -> Any:
     with _LOCK:
         known = _TOKENIZERS.get(tokenizer.fast)
         if known is None or known[0] != vocab_size:
-            made = from_tokenizer(tokenizer.fast, n_vocab=vocab_size, eos_token=list(tokenizer.eos_ids))
+            length = max(vocab_size, len(tokenizer.fast))  # either may have more than the other
+            made = from_tokenizer(tokenizer.fast, n_vocab=length, eos_token=list(tokenizer.eos_ids))
             known = _TOKENIZERS[tokenizer.fast] = (vocab_size, made)
         return known[1]
 

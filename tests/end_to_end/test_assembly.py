@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from polytoken.errors import RequestError, UsageError
 from polytoken.events import GenerationResult, InferenceSummary
 from polytoken.lanes.canvas.settings import CanvasSettings
 from polytoken.lanes.mtp.settings import MtpSettings
+from polytoken.request import Request
+from polytoken.sampling.grammar import compile_grammar, regex_grammar
 from polytoken.testkit.modilify import write_modilify
 from polytoken.testkit.tiny import Layout, write_checkpoint
 
@@ -81,6 +84,15 @@ def test_a_token_that_the_network_has_no_row_for_is_refused_and_the_others_go_on
             polytoken.generate(engine, "What is <beyond 599>?", max_new_tokens=5)
         assert refused.value.code == "bad_prompt"
         assert polytoken.generate(engine, "Hello there.", max_new_tokens=5).token_ids == before.token_ids
+        if lane == "canvas":
+            return
+        model = engine.call(lambda loaded: loaded.lane.model)
+        ends = (*engine.tokenizer.eos_ids, engine.tokenizer.vocab_size - 1)
+        grammar = compile_grammar(
+            regex_grammar("[a-z]{3,9}"), engine.tokenizer, vocab_size=model.vocab_size, eos_ids=ends
+        )
+        held = Request(request_id="held", raw_prompt="Hello there.", max_new_tokens=12, grammar=grammar)
+        assert re.fullmatch("[a-z]{3,9}", engine.generate(held).text)
 
 
 def test_options_of_another_lane_or_out_of_range_are_refused() -> None:
