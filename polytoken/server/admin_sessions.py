@@ -84,7 +84,7 @@ async def clear_all(request: HttpRequest) -> Response:
 async def fork(request: HttpRequest) -> Response:
     """Begin a session where another one, or a snapshot, stands; they share memory until they part."""
     state = admin_state(request)
-    body = await read_record(request, ForkRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, ForkRequest, state.settings)
     name = request.path_params["name"]
     model = await _holder(state, request, name, snapshots=True)
     tokens = await _ask_engine(lambda: model.engine.fork(name, body.to))
@@ -94,7 +94,7 @@ async def fork(request: HttpRequest) -> Response:
 async def snapshot(request: HttpRequest) -> Response:
     """Give what a session has come to a name, under which it stays; an older snapshot of the name is replaced."""
     state = admin_state(request)
-    body = await read_record(request, SnapshotRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, SnapshotRequest, state.settings)
     name = request.path_params["name"]
     model = await _holder(state, request, name)
     tokens = await _ask_engine(lambda: model.engine.snapshot(body.snapshot, name))
@@ -104,7 +104,7 @@ async def snapshot(request: HttpRequest) -> Response:
 async def restore(request: HttpRequest) -> Response:
     """Put a session, new or not, to where a snapshot stands."""
     state = admin_state(request)
-    body = await read_record(request, SnapshotRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, SnapshotRequest, state.settings)
     name = request.path_params["name"]
     model = await _holder(state, request, body.snapshot, sessions=False, snapshots=True)
     tokens = await _ask_engine(lambda: model.engine.restore(body.snapshot, name))

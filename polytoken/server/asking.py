@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from polytoken.errors import PolytokenError
 from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed, parse_sampling, parse_stop
+from polytoken.server.body import SHOWN
 from polytoken.server.errors import bad_request, from_engine, unsupported
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt
@@ -39,7 +40,7 @@ def new_id(prefix: str) -> str:
 def answer_headers(answer_id: str, body: Sampled, model: Model) -> dict[str, str]:
     """Headers of a good answer: its id, and which members of the body had no effect."""
     idle = [name for name in _LAW if model.lane == "canvas" and getattr(body, name) is not None]
-    ignored = ",".join(quote(name, safe="") for name in sorted([*body.ignored(), *idle])[:20])
+    ignored = ",".join(quote(name[:SHOWN], safe="") for name in sorted([*body.ignored(), *idle])[:20])
     return {"x-request-id": answer_id, **({"x-polytoken-ignored": ignored} if ignored else {})}
 
 

@@ -1,30 +1,46 @@
-"""A request's body: read within limits, strict JSON, checked against a record. Every fault is a 4xx with a reason."""
+"""A request's body: read within limits, strict JSON, checked against a record. Every fault is a 4xx with a reason.
+
+Many small values cost far more than their bytes: they are counted before anything is made of them, and what is left
+of the work is done beside the event loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from polytoken.server.beside import beside
 from polytoken.server.errors import ApiError, bad_request
+from polytoken.server.settings import ServerSettings
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 MAX_DEPTH: Final = 200  # nested arrays and objects; what follows renders and hashes them recursively
+SHOWN: Final = 80  # characters of what a client sent that a message repeats
+_OPENING: Final = re.compile(rb'["\[{]')
 
 
-async def read_record(request: Request, record: type[RecordT], *, limit: int) -> RecordT:
+async def read_record(request: Request, record: type[RecordT], settings: ServerSettings) -> RecordT:
     """The request's body as a checked record.
 
     Raises:
-        ApiError: 400, 413 or 415.
+        ApiError: 400, 408, 413 or 415.
     """
-    return check(record, parse_json(await read_body(request, limit=limit)))
+    body = await read_body(request, limit=settings.max_body_bytes, seconds=settings.request_timeout)
+
+    def read() -> RecordT:
+        check_counts(body, items=settings.max_body_items, values=settings.max_body_values)
+        return check(record, parse_json(body))
+
+    return await beside(read, body)
 
 
-async def read_body(request: Request, *, limit: int) -> bytes:
-    """All bytes, at most `limit` of them."""
+async def read_body(request: Request, *, limit: int, seconds: float) -> bytes:
+    """All bytes, at most `limit` of them, that came within so many seconds."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Any other type can be posted by a foreign web page without the browser asking first.
     if kind != "application/json":
@@ -36,14 +52,55 @@ async def read_body(request: Request, *, limit: int) -> bytes:
         raise _too_large(limit)
     parts, size = [], 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        text = f"the body did not come within {seconds:g} seconds"
+        raise ApiError(408, text, code="request_timeout", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ApiError(499, "the client left before its request was complete", code="client_closed") from None
     return b"".join(parts)
+
+
+def check_counts(body: bytes, *, items: int, values: int) -> None:
+    """Refuse a body of very many values, without making any of them; its JSON may be bad in any way.
+
+    Args:
+        items: most texts, names of members, lists and objects.
+        values: most members of lists and objects.
+
+    Raises:
+        ApiError: 413 `too_many_items`.
+    """
+    at = seen = commas = 0
+    while True:
+        opening = _OPENING.search(body, at)
+        commas += body.count(b",", at, len(body) if opening is None else opening.start())
+        seen += opening is not None
+        if seen > items:
+            raise _too_many(f"{items} texts, lists and objects; max_body_items")
+        if commas > values:
+            raise _too_many(f"{values} values; max_body_values")
+        if opening is None:
+            return
+        at = opening.end() if opening[0] != b'"' else _end_of_text(body, opening.end())
+
+
+def _end_of_text(body: bytes, start: int) -> int:
+    """The place behind the quote that ends the text which begins at `start`; the body's end if none does."""
+    at = start
+    while (quote := body.find(b'"', at)) >= 0:
+        before = quote
+        while before > at and body[before - 1] == 0x5C:
+            before -= 1
+        at = quote + 1
+        if (quote - before) % 2 == 0:  # an even number of backslashes: the quote itself is not escaped
+            return at
+    return len(body)
 
 
 def parse_json(body: bytes) -> Any:
@@ -72,10 +129,10 @@ def check(record: type[RecordT], value: Any) -> RecordT:
     try:
         return record.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = _place(first["loc"])
         missing = first["type"] == "missing"
-        text = f"{place} is required" if missing else f"{place}: {first['msg']}"
+        text = f"{place} is required" if missing else f"{place}: {first['msg'].removeprefix('Value error, ')}"
         raise bad_request(text, param=place, code="missing_field" if missing else "invalid_value") from None
 
 
@@ -93,9 +150,9 @@ def _place(location: tuple[int | str, ...]) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:SHOWN]!r} is there twice")
     return record
 
 
@@ -115,6 +172,11 @@ def _check_depth(value: Any) -> None:
             for item in (node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
             if isinstance(item, (dict, list))
         ]
+
+
+def _too_many(what: str) -> ApiError:
+    most, _, setting = what.partition("; ")
+    return ApiError(413, f"the body holds more than {most} (the server's {setting})", code="too_many_items")
 
 
 def _too_large(limit: int) -> ApiError:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from polytoken.events import Event, GenerationResult, Token
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of, usage_of
 from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of, session_of
+from polytoken.server.beside import beside
 from polytoken.server.body import read_record
 from polytoken.server.errors import ApiError, bad_request, unsupported
 from polytoken.server.logprobs import chat_logprobs
@@ -56,7 +57,7 @@ class Chat:
 async def chat_completions(request: HttpRequest) -> Response:
     """Answer a conversation."""
     state = state_of(request)
-    body = await read_record(request, ChatRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, ChatRequest, state.settings)
     check_choices(body, state.settings.max_choices)
     async with state.pool.use(body.model) as model:
         chat = await open_chat(state, model, body, session=session_of(request.headers, body.metadata))
@@ -67,10 +68,10 @@ async def open_chat(
     state: ServerState, model: Model, body: ChatRequest, *, prefix: str = "chatcmpl-", session: str | None = None
 ) -> Chat:
     """Check the call against the model, and queue its requests; the answer's id begins with `prefix`."""
-    tools = tools_of(body)
+    tools = await beside(lambda: tools_of(body), body.tools)
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported("top_logprobs needs logprobs: true", param="top_logprobs")
-    prompt = await prompt_of(model, body)
+    prompt = await prompt_of(model, body, tools)
     check_room(model, prompt, state.settings.max_context, param="messages")
     grammar = await grammar_of(
         model,
@@ -105,10 +106,14 @@ async def open_chat(
     return Chat(state, model, body, turn, answers, answer_id, int(time.time()), watch)
 
 
-async def prompt_of(model: Model, body: ChatRequest) -> Prompt:
-    """What the model reads for this call. Errors as in `chat_prompt`."""
-    messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
-    return await chat_prompt(model, messages, think=thinks(body), tools=tools_of(body), extra=body.chat_template_kwargs)
+async def prompt_of(model: Model, body: ChatRequest, tools: Sequence[dict[str, Any]]) -> Prompt:
+    """What the model reads for this call, `tools_of` it among that. Errors as in `chat_prompt`."""
+
+    def turns() -> list[dict[str, Any]]:
+        return [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
+
+    messages = await beside(turns, body.messages)
+    return await chat_prompt(model, messages, think=thinks(body), tools=tools, extra=body.chat_template_kwargs)
 
 
 def thinks(body: ChatRequest) -> bool:

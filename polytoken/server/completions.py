@@ -24,6 +24,7 @@ from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import DONE, KEEP_ALIVE, frame
 from polytoken.server.structure import grammar_of
 from polytoken.server.turn import Member, Turn
+from polytoken.server.wording import Wording
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class Completion:
 async def completions(request: HttpRequest) -> Response:
     """Continue a text."""
     state = state_of(request)
-    body = await read_record(request, CompletionRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, CompletionRequest, state.settings)
     check_choices(body, state.settings.max_choices)
     _refuse(body)
     async with state.pool.use(body.model) as model:
@@ -77,11 +78,17 @@ def _refuse(body: CompletionRequest) -> None:
 
 
 async def _open(state: ServerState, model: Model, body: CompletionRequest) -> Completion:
-    prompts = [await text_prompt(model, text) for text in _texts(body)]
-    for prompt in prompts:
-        check_room(model, prompt, state.settings.max_context, param="prompt")
-    if len(prompts) * (body.n or 1) > state.settings.max_choices:
+    texts = _texts(body)
+    if len(texts) * (body.n or 1) > state.settings.max_choices:
         raise bad_request(f"prompts times n must be at most {state.settings.max_choices}", param="prompt")
+    prompts = []
+    for index, text in enumerate(texts):
+        wording = Wording()
+        if isinstance(body.prompt, list) and not isinstance(body.prompt[0], int):
+            wording.name("prompt", f"prompt[{index}]")
+        with wording.told():
+            prompts.append(await text_prompt(model, text))
+            check_room(model, prompts[-1], state.settings.max_context, param="prompt")
     grammar = await grammar_of(model, Prompt(()), body.response_format, think=False)
     answer_id = new_id("cmpl-")
     requests = requests_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -69,6 +70,13 @@ class ApiError(Exception):
         if status == 401:
             self.headers.setdefault("WWW-Authenticate", "Bearer")
 
+    def rename(self, param: str) -> None:
+        """Name the field at fault otherwise, also in the message."""
+        if self.param is not None and param != self.param:
+            place = rf"(?<![\w.\]]){re.escape(self.param)}(?!\w)"
+            self.message = re.sub(place, lambda _: param, self.message)
+            self.param = param
+
     @property
     def type(self) -> str:
         """OpenAI's class of errors for the status."""
@@ -102,11 +110,11 @@ def from_engine(error: PolytokenError) -> ApiError:
     status = _STATUS.get(error.code, error.http_status)
     if isinstance(error, CancelledError):
         status = 409
-    param = None
-    if isinstance(error, RequestError) and error.field is not None:
-        param = error.field.removeprefix("sampling.")
-        name, bracket, index = param.partition("[")
-        param = _PARAMS.get(name, name) + bracket + index
     if isinstance(error, EngineError) and error.code not in _STATUS:
         status = 503
-    return ApiError(status, str(error), code=code, param=param)
+    if not isinstance(error, RequestError) or error.field is None:
+        return ApiError(status, str(error), code=code)
+    fault = ApiError(status, str(error), code=code, param=error.field.removeprefix("sampling."))
+    name, bracket, index = str(fault.param).partition("[")
+    fault.rename(_PARAMS.get(name, name) + bracket + index)
+    return fault

@@ -30,6 +30,8 @@ async def health(request: HttpRequest) -> Response:
             "admin_key": bool(settings.admin_keys),
             "cors_origins": list(settings.cors_origins),
             "max_body_mib": settings.max_body_mib,
+            "max_body_items": settings.max_body_items,
+            "max_body_values": settings.max_body_values,
             "max_context": settings.max_context,
             "max_new_tokens": settings.max_new_tokens,
             "max_choices": settings.max_choices,

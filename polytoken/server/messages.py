@@ -13,15 +13,18 @@ from starlette.responses import Response
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Content, Delta, Reasoning, Usage, usage_of
 from polytoken.server.asking import answer_headers, handed_on, session_of
+from polytoken.server.beside import beside
 from polytoken.server.body import check, read_record
-from polytoken.server.chat import Chat, open_chat, prompt_of, take
+from polytoken.server.chat import Chat, open_chat, prompt_of, take, tools_of
 from polytoken.server.errors import ApiError, bad_request, unsupported
-from polytoken.server.records import ChatRequest, Record
+from polytoken.server.records import FIRST_FAULT, ChatRequest, Record
 from polytoken.server.reply import First, reply
 from polytoken.server.state import state_of
 from polytoken.server.stream import JsonResponse, frame
 from polytoken.server.turn import Member
+from polytoken.server.wording import Wording
 
+_NAMES: Final = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
 SIGNATURE: Final = "polytoken"  # of thinking blocks: nothing is signed here, and nothing is checked when one comes back
 
 
@@ -29,16 +32,16 @@ class Turn(Record):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT]
 
 
 class CountRequest(Record):
     """What is counted: all that makes the prompt."""
 
     model: str | None = None
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)]
+    system: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
 
@@ -50,7 +53,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], FIRST_FAULT] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
 
@@ -58,40 +61,63 @@ class MessagesRequest(CountRequest):
 async def messages(request: HttpRequest) -> Response:
     """Answer a conversation."""
     state = state_of(request)
-    body = await read_record(request, MessagesRequest, limit=state.settings.max_body_bytes)
-    asked = check(ChatRequest, to_chat(body))
-    async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, asked, prefix="msg_", session=session_of(request.headers, body.metadata))
-    headers = {**answer_headers(chat.answer_id, asked, chat.model), "request-id": chat.answer_id}
-    return await reply(
-        request,
-        chat.turn,
-        stream=body.stream,
-        whole=lambda: _whole(chat),
-        frames=_Stream(chat).frames,
-        headers=headers,
-    )
+    body = await read_record(request, MessagesRequest, state.settings)
+    wording = Wording()
+    asked = await _asked(body, wording)
+    session = session_of(request.headers, body.metadata)
+    with wording.told():
+        async with state.pool.use(body.model) as model:
+            chat = await open_chat(state, model, asked, prefix="msg_", session=session)
+        return await reply(
+            request,
+            chat.turn,
+            stream=body.stream,
+            whole=lambda: _whole(chat),
+            frames=_Stream(chat).frames,
+            headers={**answer_headers(chat.answer_id, asked, chat.model), "request-id": chat.answer_id},
+        )
 
 
 async def count_tokens(request: HttpRequest) -> Response:
     """How many tokens the prompt has."""
     state = state_of(request)
-    body = await read_record(request, CountRequest, limit=state.settings.max_body_bytes)
-    asked = check(ChatRequest, to_chat(body))
-    async with state.pool.use(body.model) as model:
-        prompt = await prompt_of(model, asked)
+    body = await read_record(request, CountRequest, state.settings)
+    wording = Wording()
+    asked = await _asked(body, wording)
+    with wording.told():
+        async with state.pool.use(body.model) as model:
+            tools = await beside(lambda: tools_of(asked), asked.tools)
+            prompt = await prompt_of(model, asked, tools)
     return JsonResponse({"input_tokens": len(prompt.ids)})
 
 
-def to_chat(body: CountRequest) -> dict[str, Any]:
-    """The same call in OpenAI's words."""
+async def _asked(body: CountRequest, wording: Wording) -> ChatRequest:
+    """The same call, checked, in OpenAI's words; `wording` learns what is called otherwise."""
+
+    def read() -> ChatRequest:
+        record = to_chat(body, wording)
+        with wording.told():
+            return check(ChatRequest, record)
+
+    return await beside(read, body)
+
+
+def to_chat(body: CountRequest, wording: Wording) -> dict[str, Any]:
+    """The record of the same call for chat completions."""
     turns: list[dict[str, Any]] = []
+    for ours, theirs in _NAMES.items():
+        wording.name(ours, theirs)
     if body.system is not None:
         turns.append({"role": "system", "content": _text(body.system, "system")})
+        wording.name("messages[0]", "system")
+        wording.name("messages[0].content", "system")
     for index, turn in enumerate(body.messages):
-        turns += _turns(turn, f"messages[{index}].content")
+        turns += _turns(turn, f"messages[{index}]", wording, first=len(turns))
     record: dict[str, Any] = {"model": body.model, "messages": turns, **_choice(body)}
     tools = [_tool(tool, index) for index, tool in enumerate(body.tools or ())]
+    for index in range(len(tools)):
+        wording.name(f"tools[{index}].function", f"tools[{index}]")
+        wording.name(f"tools[{index}].function.parameters", f"tools[{index}].input_schema")
     if tools:
         record["tools"] = tools
     thinking = body.thinking or {}
@@ -137,14 +163,17 @@ def _choice(body: CountRequest) -> dict[str, Any]:
     return {"tool_choice": wanted, "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True}
 
 
-def _turns(turn: Turn, place: str) -> list[dict[str, Any]]:
+def _turns(turn: Turn, place: str, wording: Wording, *, first: int) -> list[dict[str, Any]]:
+    """The message at `place` as those of a chat, of which the first one has that place there."""
     if isinstance(turn.content, str):
+        wording.name(f"messages[{first}]", place)
         return [{"role": turn.role, "content": turn.content}]
     results: list[dict[str, Any]] = []
     message: dict[str, Any] = {"role": turn.role, "content": ""}
     calls: list[dict[str, Any]] = []
+    called: list[str] = []
     for index, block in enumerate(turn.content):
-        here, kind = f"{place}[{index}]", block.get("type")
+        here, kind = f"{place}.content[{index}]", block.get("type")
         if kind == "text":
             message["content"] += _text([block], here)
         elif kind == "thinking":
@@ -153,15 +182,23 @@ def _turns(turn: Turn, place: str) -> list[dict[str, Any]]:
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": str(block.get("name")), "arguments": arguments}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+            called.append(here)
         elif kind == "tool_result":
             if not isinstance(block.get("tool_use_id"), str):
                 raise bad_request(f"{here}.tool_use_id is required", param=f"{here}.tool_use_id", code="missing_field")
             content = _text(block.get("content") or "", f"{here}.content")
+            wording.name(f"messages[{first + len(results)}]", here)
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
         elif kind != "redacted_thinking":
             raise unsupported(f"{here} has type {kind!r}; text, thinking, tool_use, tool_result are known", param=here)
     if calls:
         message["tool_calls"] = calls
+    ours = f"messages[{first + len(results)}]"
+    wording.name(ours, place)
+    for at, here in enumerate(called):
+        wording.name(f"{ours}.tool_calls[{at}]", here)
+        wording.name(f"{ours}.tool_calls[{at}].function", here)
+        wording.name(f"{ours}.tool_calls[{at}].function.arguments", f"{here}.input")
     keep = calls or message["content"] or not results
     return [*results, *([message] if keep else [])]
 

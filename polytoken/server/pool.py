@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from polytoken.assembly import EngineOptions
-from polytoken.engine import Engine
+from polytoken.engine import Engine, LoadedLane
 from polytoken.errors import PolytokenError
 from polytoken.server.errors import ApiError, from_engine
 from polytoken.server.watch import Watchers
@@ -43,6 +43,7 @@ class Model:
     created: int = field(default_factory=lambda: int(time.time()))
     watchers: Watchers = field(default_factory=Watchers, repr=False)
     files: Files = field(init=False, repr=False)
+    _rows: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.files = files_of(self.engine.loaded.checkpoint)
@@ -65,6 +66,17 @@ class Model:
     def max_positions(self) -> int:
         """Longest prompt and answer together, in tokens."""
         return int(self.engine.loaded.extra.get("max_positions") or (1 << 31))
+
+    async def vocab_size(self) -> int:
+        """Rows of the network's output, V, which may be more or fewer than the tokenizer's ids.
+
+        Raises:
+            PolytokenError: the engine takes nothing.
+        """
+        if self._rows is None:
+            rows = await asyncio.to_thread(self.engine.call, _vocabulary)
+            self._rows = self.tokenizer.vocab_size if rows is None else rows
+        return self._rows
 
     @property
     def changed_on_disk(self) -> bool:
@@ -250,6 +262,11 @@ class ModelPool:
             del self.loaded[model.name]
             await asyncio.to_thread(model.engine.close)
         await asyncio.gather(*self._leaving)
+
+
+def _vocabulary(loaded: LoadedLane) -> int | None:
+    rows: int | None = getattr(getattr(loaded.lane, "model", None), "vocab_size", None)
+    return rows
 
 
 def files_of(checkpoint: str) -> Files:

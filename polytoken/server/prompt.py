@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from polytoken.errors import PolytokenError
+from polytoken.lanes.limits import check_ids
 from polytoken.request import Request
-from polytoken.server.errors import bad_request, from_engine
+from polytoken.server.beside import beside
+from polytoken.server.body import check_counts
+from polytoken.server.errors import ApiError, bad_request, from_engine
 from polytoken.server.pool import Model
 from polytoken.text.prompt import normalise_messages, prompt_ids, render
 
-INLINE_CHARACTERS: Final = 4_000  # longer prompts are made on a thread, so that the loop goes on meanwhile
+MAX_ARGUMENTS: Final = 10_000  # values of one earlier call's arguments, which are text in the body and read here
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ async def chat_prompt(
     """
 
     def make() -> Prompt:
-        turns = [_turn(message) for message in normalise_messages(messages)]
+        turns = [_turn(message, f"messages[{at}]") for at, message in enumerate(normalise_messages(messages))]
         listed = [dict(tool) for tool in tools]
         template = model.tokenizer.chat_template
         if template is None:
@@ -65,8 +67,7 @@ async def chat_prompt(
         ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
         return Prompt(ids, None if extra else tuple(turns), tuple(listed))
 
-    size = sum(len(str(message)) for message in messages) + sum(len(str(tool)) for tool in tools)
-    return await _made(make, size, param="messages")
+    return await _made(model, make, messages, tools, param="messages")
 
 
 async def text_prompt(model: Model, text: str | Sequence[int]) -> Prompt:
@@ -83,7 +84,7 @@ async def text_prompt(model: Model, text: str | Sequence[int]) -> Prompt:
             request = Request(request_id="prompt", token_ids=tuple(text), max_new_tokens=1)
         return Prompt(prompt_ids(model.tokenizer, request))
 
-    return await _made(make, len(text), param="prompt")
+    return await _made(model, make, text, param="prompt")
 
 
 def check_room(model: Model, prompt: Prompt, limit: int | None, *, param: str) -> None:
@@ -102,34 +103,44 @@ def check_room(model: Model, prompt: Prompt, limit: int | None, *, param: str) -
         )
 
 
-async def _made(make: Any, size: int, *, param: str) -> Prompt:
+async def _made(model: Model, make: Callable[[], Prompt], *source: Any, param: str) -> Prompt:
     try:
-        prompt: Prompt = make() if size <= INLINE_CHARACTERS else await asyncio.to_thread(make)
+        rows = await model.vocab_size()
+        prompt = await beside(make, *source)
+        check_ids(prompt.ids, vocab_size=rows)  # by the lane, too, but then a stream may have begun
     except PolytokenError as error:
-        raise from_engine(error) from None
+        fault = from_engine(error)
+        if fault.param == "messages":
+            fault.rename(param)
+        raise fault from None
     if not prompt.ids:
         raise bad_request("the prompt is empty: it has no tokens", param=param)
     return prompt
 
 
-def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+def _turn(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A message as templates expect it: arguments as objects, one name for one role, no null members."""
     turn = {name: value for name, value in message.items() if value is not None}
     turn.setdefault("content", "")
     if turn["role"] == "developer":
         turn["role"] = "system"
     if turn.get("tool_calls"):
-        turn["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+        turn["tool_calls"] = [_call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(turn["tool_calls"])]
     return turn
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
+            check_counts(arguments.encode(errors="replace"), items=MAX_ARGUMENTS, values=MAX_ARGUMENTS)
             value = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+        except ApiError:
+            place += ".function.arguments"
+            text = f"{place} holds more than {MAX_ARGUMENTS} values"
+            raise ApiError(413, text, code="too_many_items", param=place) from None
+        except (ValueError, RecursionError):
             value = arguments  # what the model wrote was no JSON either: the template may quote it
         function["arguments"] = value
     elif arguments is None:

@@ -5,9 +5,21 @@ Fields that nothing here knows are kept in `model_extra`; the answer's header `x
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+FIRST_FAULT: Any = Field(fail_fast=True)  # only one is told, and a list may have very many
+MAX_BIASES: Final = 20_000  # entries of logit_bias
+ItemT = TypeVar("ItemT")
+Prompts = Annotated[list[ItemT], FIRST_FAULT]
+
+
+def _few(value: Any) -> Any:
+    """Refuse too many before each is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} entries are taken, not {len(value)}")
+    return value
 
 
 class Record(BaseModel):
@@ -44,9 +56,9 @@ class Sampled(Record):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_few), Field(max_length=MAX_BIASES)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], FIRST_FAULT] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -78,10 +90,10 @@ class Message(Record):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_FAULT] | None = None
     reasoning_content: str | None = None
 
 
@@ -129,12 +141,12 @@ class Extension(BaseModel):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FIRST_FAULT] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -148,7 +160,7 @@ class ChatRequest(Sampled):
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Prompts[str] | Prompts[int] | Prompts[Prompts[int]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

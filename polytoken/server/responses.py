@@ -14,17 +14,26 @@ from starlette.responses import Response
 from polytoken.events import Event, ToolCallDelta
 from polytoken.server.answer import Answer, Delta, Reasoning, usage_of
 from polytoken.server.asking import answer_headers, handed_on, new_id, session_of
+from polytoken.server.beside import beside
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
 from polytoken.server.errors import ApiError, bad_request, unsupported
-from polytoken.server.records import ChatRequest, Record
+from polytoken.server.records import FIRST_FAULT, ChatRequest, Record
 from polytoken.server.remembered import Remembered
 from polytoken.server.reply import First, reply
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import KEEP_ALIVE, frame
 from polytoken.server.turn import Member
+from polytoken.server.wording import Wording
 from polytoken.text.committed import reply_message
 
+_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
 _PARTS: Final = ("input_text", "output_text", "text")
 
 
@@ -32,7 +41,7 @@ class ResponsesRequest(Record):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], FIRST_FAULT]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -41,7 +50,7 @@ class ResponsesRequest(Record):
     top_logprobs: int | None = None
     stream: bool | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
@@ -53,7 +62,7 @@ class ResponsesRequest(Record):
 async def responses(request: HttpRequest) -> Response:
     """Answer a conversation."""
     state = state_of(request)
-    body = await read_record(request, ResponsesRequest, limit=state.settings.max_body_bytes)
+    body = await read_record(request, ResponsesRequest, state.settings)
     if body.background:
         raise unsupported("background is not supported", param="background")
     if body.top_logprobs:
@@ -62,21 +71,37 @@ async def responses(request: HttpRequest) -> Response:
         if (body.model_extra or {}).get(name) is not None:
             raise unsupported(f"{name} is not supported; previous_response_id goes on from a response", param=name)
     earlier = None if body.previous_response_id is None else state.responses.get(body.previous_response_id)
-    turns = [*(() if earlier is None else earlier.turns), *input_turns(body.input)]
-    asked = check(ChatRequest, to_chat(body, turns))
+    before = () if earlier is None else earlier.turns
+    wording = Wording()
+
+    def read() -> tuple[list[dict[str, Any]], ChatRequest]:
+        turns = [*before, *input_turns(body.input, wording, first=len(before) + (body.instructions is not None))]
+        record = to_chat(body, turns, wording)
+        with wording.told():
+            return turns, check(ChatRequest, record)
+
+    turns, asked = await beside(read, body, before)
     session = session_of(request.headers, body.metadata)
     if session is None and body.store is not False:  # what is remembered here goes on from its tokens, too
         session = new_id("conv_") if earlier is None else earlier.session
-    async with state.pool.use(body.model) as model:
-        chat = await open_chat(state, model, asked, prefix="resp_", session=session)
-    call = _Call(state, chat, body, turns, session)
-    headers = answer_headers(chat.answer_id, asked, chat.model)
-    return await reply(request, chat.turn, stream=body.stream, whole=call.whole, frames=call.frames, headers=headers)
+    with wording.told():
+        async with state.pool.use(body.model) as model:
+            chat = await open_chat(state, model, asked, prefix="resp_", session=session)
+        call = _Call(state, chat, body, turns, session)
+        headers = answer_headers(chat.answer_id, asked, chat.model)
+        return await reply(
+            request, chat.turn, stream=body.stream, whole=call.whole, frames=call.frames, headers=headers
+        )
 
 
-def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same call in the words of chat completions."""
+def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]], wording: Wording) -> dict[str, Any]:
+    """The same call in the words of chat completions; `wording` learns what is called otherwise."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    for ours, theirs in _NAMES.items():
+        wording.name(ours, theirs)
+    if instructions:
+        wording.name("messages[0]", "instructions")
+        wording.name("messages[0].content", "instructions")
     record: dict[str, Any] = {
         "model": body.model, "messages": [*instructions, *turns], "max_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "parallel_tool_calls": body.parallel_tool_calls,
@@ -91,6 +116,7 @@ def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, An
         record["response_format"] = {"type": kind, "json_schema": inner} if kind == "json_schema" else form
     if body.tools:
         for index, tool in enumerate(body.tools):
+            wording.name(f"tools[{index}].function", f"tools[{index}]")
             if tool.get("type") != "function":
                 raise unsupported(
                     f"tools[{index}] has type {tool.get('type')!r}; only function is known", param="tools"
@@ -102,28 +128,39 @@ def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]]) -> dict[str, An
     return record
 
 
-def input_turns(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The input items as messages."""
+def input_turns(given: str | list[dict[str, Any]], wording: Wording, *, first: int) -> list[dict[str, Any]]:
+    """The input items as messages, of which the first one has that place in the chat."""
     if isinstance(given, str):
+        wording.name(f"messages[{first}]", "input")
+        wording.name(f"messages[{first}].content", "input")
         return [{"role": "user", "content": given}]
     turns: list[dict[str, Any]] = []
     for index, item in enumerate(given):
-        kind = item.get("type", "message")
+        kind, place = item.get("type", "message"), f"input[{index}]"
+        ours = f"messages[{first + len(turns)}]"
         if kind == "message":
-            turns.append({"role": item.get("role"), "content": _text(item.get("content"), f"input[{index}].content")})
+            wording.name(ours, place)
+            turns.append({"role": item.get("role"), "content": _text(item.get("content"), f"{place}.content")})
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
-            if turns and turns[-1]["role"] == "assistant":
-                turns[-1].setdefault("tool_calls", []).append(call)
-            else:
-                turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": ""})
+            calls = turns[-1].setdefault("tool_calls", [])
+            ours = f"messages[{first + len(turns) - 1}].tool_calls[{len(calls)}]"
+            wording.name(ours, place)
+            wording.name(f"{ours}.id", f"{place}.call_id")
+            wording.name(f"{ours}.function", place)
+            calls.append(call)
         elif kind == "function_call_output":
             output = item.get("output")
-            text = output if isinstance(output, str) else _text(output, f"input[{index}].output")
+            text = output if isinstance(output, str) else _text(output, f"{place}.output")
+            wording.name(ours, place)
+            wording.name(f"{ours}.content", f"{place}.output")
+            wording.name(f"{ours}.tool_call_id", f"{place}.call_id")
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
         elif kind != "reasoning":
-            raise unsupported(f"input[{index}] has type {kind!r}, which is not known", param=f"input[{index}].type")
+            raise unsupported(f"{place} has type {kind!r}, which is not known", param=f"{place}.type")
     return turns
 
 

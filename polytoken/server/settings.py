@@ -22,6 +22,8 @@ class ServerSettings:
         cors_origins: web origins that may call from a browser, `*` for all; empty for none.
         allowed_hosts: names beside the loopback ones under which a loopback server may be called.
         max_body_mib: largest request body, in MiB.
+        max_body_items: most texts, names of members, lists and objects of a body: what it costs to read and render.
+        max_body_values: most members of a body's lists and objects, such as the ids of a prompt.
         max_context: most prompt tokens of a request, None for what the model has room for.
         max_new_tokens: most new tokens of a request, None for what the context has room for.
         max_choices: largest `n`.
@@ -43,6 +45,8 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_body_mib: float = 8.0
+    max_body_items: int = 100_000
+    max_body_values: int = 1_000_000
     max_context: int | None = None
     max_new_tokens: int | None = None
     max_choices: int = 16
@@ -60,7 +64,7 @@ class ServerSettings:
             if not getattr(self, name) > 0:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag} must be above 0", field=flag)
-        for name in ("max_context", "max_new_tokens", "max_choices"):
+        for name in ("max_context", "max_new_tokens", "max_choices", "max_body_items", "max_body_values"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 flag = "--" + name.replace("_", "-")

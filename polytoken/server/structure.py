@@ -54,14 +54,14 @@ async def grammar_of(
     if forced and wanted:
         raise bad_request("a response_format and a forced tool call exclude each other", param="response_format")
     try:
-        vocab_size = await asyncio.to_thread(model.engine.call, _vocabulary)
+        vocab_size = await model.vocab_size()
 
         def make() -> Grammar:
             text = _text(model, form, forced, several=several)
             return compile_grammar(
                 text,
                 model.tokenizer,
-                vocab_size=vocab_size or model.tokenizer.vocab_size,
+                vocab_size=vocab_size,
                 eos_ids=model.tokenizer.eos_ids,
                 reasoning=_marks(model, prompt, think=think, wanted=budget is not None),
                 budget=budget,
@@ -105,8 +105,3 @@ def _marks(model: Model, prompt: Prompt, *, think: bool, wanted: bool) -> Reason
     closing = tuple(tokenizer.encode(tags.closing, add_special_tokens=False))
     opened = prompt_opens_reasoning(tokenizer, prompt.ids, tags)
     return ReasoningMarks(opening[0] if think and len(opening) == 1 else None, closing, opened)
-
-
-def _vocabulary(lane: Any) -> int | None:
-    """Rows of the network's output, which may be more than the tokenizer's ids."""
-    return getattr(getattr(lane.lane, "model", None), "vocab_size", None)
