@@ -451,8 +451,9 @@ class StateBank:
             self._insert(identity, node)
         self._below.forget(replaced)  # last: a process that ends in between leaves one of the two there
         if replaced:
-            for name in self.sessions.snapshots_on(chain[0]):
-                self.save(name, pinned=True)  # other runs are its states now
+            for each in self.sessions.standing_on(chain[0]):
+                if each.pinned or each.name != session:  # other runs are its states now
+                    self.save(each.name, pinned=each.pinned)
         self._counts["puts"] += 1
         return PutOutcome.STORED, chain[-1]
 

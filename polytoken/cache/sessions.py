@@ -139,24 +139,20 @@ class SessionBook:
         """The positions in this node at which named snapshots stand."""
         return {position for holder, position in node.holders.items() if holder.startswith("snapshot ")}
 
-    def snapshots_on(self, node: Node) -> list[str]:
-        """Names of the snapshots that stand on this node."""
-        return [each.name for each in self._standing_on(node) if each.pinned]
-
     def is_active(self, node: Node) -> bool:
         """Whether a session used lately stands on this node."""
         now = self._clock()
-        return any(not each.pinned and now - each.used < self._protect_seconds for each in self._standing_on(node))
+        return any(not each.pinned and now - each.used < self._protect_seconds for each in self.standing_on(node))
 
     def replace_node(self, old: Node, new: Node) -> None:
         """Whoever stood on the old node stands on the new one."""
-        for session in self._standing_on(old):
+        for session in self.standing_on(old):
             session.heads[session.heads.index(old)] = new
             new.holders[session.holder] = old.holders.pop(session.holder)
 
     def leave_node(self, node: Node) -> None:
         """The node is gone: whoever stood on it stands on what is before it."""
-        for session in self._standing_on(node):
+        for session in self.standing_on(node):
             session.leave(node)
             if node.parent is not None and node.parent.parent is not None:
                 session.stand_on(node.parent, node.parent.stop)
@@ -165,7 +161,8 @@ class SessionBook:
         """Since its latest use."""
         return self._clock() - session.used
 
-    def _standing_on(self, node: Node) -> list[Session]:
+    def standing_on(self, node: Node) -> list[Session]:
+        """The sessions and snapshots that stand on this node."""
         found = []
         for holder in node.holders:
             kind, _, name = holder.partition(" ")

@@ -21,7 +21,7 @@ from session_talks import CANVAS_KINDS, CHUNK, KINDS
 from polytoken.cache import branches
 from polytoken.cache.disk import tier
 from polytoken.cache.disk.folder import Folder
-from polytoken.cache.disk.listing import read_folder
+from polytoken.cache.disk.listing import clear_sessions, read_folder
 from polytoken.cache.disk.record import read_header
 from polytoken.cache.tier import SessionRecord
 
@@ -308,3 +308,19 @@ def test_saving_a_long_conversation_costs_its_length_and_not_the_square_of_it(
         return sum(hashed)
 
     assert cost_of_a_turn(400) < 4.5 * cost_of_a_turn(100)
+
+
+def test_what_a_branch_stands_on_stays_when_the_other_is_cleared(tmp_path: Path) -> None:
+    """E18: the run that both stood on was replaced by a longer one, when one of them went on."""
+    run = DiskTalks(tmp_path, "mtp hybrid")
+    run.talks.say("a", tuple(range(20, 61)), count=3)
+    run.talks.fork("a", "b")
+    run.talks.say("a", (*run.talks.texts["a"], 5), count=3)
+    assert run.talks.bank.statistics().superseded > 0
+    text = run.talks.texts["b"]
+    run.restart()
+    assert {each.name: each.stored_tokens - each.tokens for each in read_folder(tmp_path).sessions} == {"a": 0, "b": 0}
+    assert clear_sessions(tmp_path, {"a"})[0] == 1
+    run.restart()
+    assert run.talks.say("b", (*text, 9), count=3).cached_tokens == len(text)
+    run.close()
