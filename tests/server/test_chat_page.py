@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,13 +140,16 @@ def test_every_path_is_described_and_nothing_else(scripted: Running) -> None:
 def test_a_conversation_streams_with_folded_reasoning_and_numbers(
     scripted: Running, script: Script, visit: Any
 ) -> None:
-    script.says = lambda prompt: f"<think>hidden</think>Answer {prompt.count('user')}. " + "more " * 4
-    script.pace = 0.03
+    begin = "<think>hidden</think>Answer {}. more"
+    script.says = lambda prompt: begin.format(prompt.count("user")) + " more" * 4
+    script.hold = len(scripted.state.pool.loaded["scripted"].tokenizer.encode(begin, add_special_tokens=False))
     seen = visit(scripted)
     for number in (1, 2):
+        script.gate = threading.Event()
         seen.ask(wait=False)
         seen.says(f"Answer {number}.")
         assert seen.text("#send") == "Stop"  # text is there before the answer has ended
+        script.gate.set()
         seen.settled()
     assert seen.page.locator("details.reasoning").count() == 2
     assert not seen.page.locator("details.reasoning div").first.is_visible()  # folded
@@ -317,6 +321,36 @@ def test_conversations_are_resumed_forked_and_cleared(tiny: Running, visit: Any)
     seen.page.click("#clear-all")
     seen.until("document.querySelectorAll('#talk-list li').length === 0")
     seen.until("fetch('/admin/sessions').then(r => r.json()).then(r => r.data.length === 0)")
+
+
+@browsing
+def test_the_list_of_conversations_keeps_its_rows(scripted: Running, script: Script, visit: Any) -> None:
+    """A click that began before the list was drawn again, and ended behind that, went nowhere."""
+    seen = visit(scripted)
+    for text in ("first talk", "second talk"):
+        seen.ask(text)
+        seen.page.click("#fresh")
+    rows = seen.page.locator("#talk-list li")
+    assert [row.split("\n")[0] for row in rows.all_inner_texts()] == ["second talk", "first talk"]
+    seen.page.evaluate("window.rows = [...document.querySelectorAll('#talk-list li')]")
+    box = rows.filter(has_text="first talk").locator(".talk").bounding_box()
+    seen.page.mouse.move(box["x"] + 20, box["y"] + 5)
+    seen.page.mouse.down()
+    with seen.page.expect_response("**/admin/sessions"):
+        seen.page.evaluate("document.getElementById('model').dispatchEvent(new Event('change'))")  # draws it anew
+    seen.page.mouse.up()
+    seen.says("first talk")
+    assert seen.page.evaluate("window.rows.every((row) => row.isConnected)")
+
+    seen.ask("once more")  # it is the newest now, and the same row
+    seen.until("document.querySelector('#talk-list li').textContent.startsWith('first talk')")
+    assert seen.page.evaluate("window.rows.every((row) => row.isConnected)")
+    assert rows.count() == 2
+    assert rows.first.get_attribute("class") == "current"
+    rows.first.hover()
+    rows.first.get_by_role("button", name="Clear: first talk").click()
+    seen.until("document.querySelectorAll('#talk-list li').length === 1")
+    assert seen.page.evaluate("window.rows[0].isConnected && !window.rows[1].isConnected")
 
 
 @browsing

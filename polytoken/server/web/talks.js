@@ -21,6 +21,7 @@ export class Talks {
     }
     if (!Array.isArray(this.kept)) this.kept = [];
     this.served = [];
+    this.rows = new Map(); // of the list, by conversation
   }
 
   find(id) {
@@ -67,31 +68,56 @@ export class Talks {
     return [...mine, ...others].sort((one, other) => other.updated - one.updated);
   }
 
-  draw(list, current, { open, fork, clear }) {
-    const rows = this.entries().map((entry) => {
-      const row = element("li", entry.id === current ? "current" : "");
-      const name = element("button", "talk");
-      name.type = "button";
-      if (entry.id === current) name.setAttribute("aria-current", "true");
-      const title = element("span");
-      title.textContent = entry.title;
-      const note = element("small");
-      note.textContent = describe(entry.session);
-      name.append(title, note);
-      name.addEventListener("click", () => open(entry));
-      const tools = element("span", "tools");
-      tools.append(tool("Fork", `Fork: ${entry.title}`, () => fork(entry)), tool("Clear", `Clear: ${entry.title}`, () => clear(entry)));
-      row.append(name, tools);
-      return row;
+  /** Show the entries in the list; what is there already stays the same node, so that a click on it is never lost. */
+  draw(list, current, acts) {
+    const entries = this.entries();
+    const rows = new Map(entries.map(({ id }) => [id, this.rows.get(id) || new Row(acts)]));
+    for (const [id, row] of this.rows) if (!rows.has(id)) row.element.remove();
+    this.rows = rows;
+    entries.forEach((entry, place) => {
+      const row = rows.get(entry.id);
+      row.show(entry, entry.id === current);
+      if (list.children[place] !== row.element) list.insertBefore(row.element, list.children[place] || null);
     });
-    list.replaceChildren(...rows);
   }
 }
 
-function tool(text, label, act) {
+/** One conversation in the list. */
+class Row {
+  constructor({ open, fork, clear }) {
+    this.element = element("li");
+    this.name = element("button", "talk");
+    this.name.type = "button";
+    this.title = element("span");
+    this.note = element("small");
+    this.name.append(this.title, this.note);
+    this.name.addEventListener("click", () => open(this.entry));
+    this.fork = tool("Fork", () => fork(this.entry));
+    this.clear = tool("Clear", () => clear(this.entry));
+    const tools = element("span", "tools");
+    tools.append(this.fork, this.clear);
+    this.element.append(this.name, tools);
+  }
+
+  show(entry, current) {
+    this.entry = entry;
+    this.element.className = current ? "current" : "";
+    if (current) this.name.setAttribute("aria-current", "true");
+    else this.name.removeAttribute("aria-current");
+    write(this.title, entry.title);
+    write(this.note, describe(entry.session));
+    this.fork.setAttribute("aria-label", `Fork: ${entry.title}`);
+    this.clear.setAttribute("aria-label", `Clear: ${entry.title}`);
+  }
+}
+
+function write(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+}
+
+function tool(text, act) {
   const made = button(text, act);
   made.className = "plain";
-  made.setAttribute("aria-label", label);
   return made;
 }
 
