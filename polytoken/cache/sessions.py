@@ -49,6 +49,11 @@ class Session:
         """What it is called in `Node.holders`, where sessions and snapshots have names of their own."""
         return ("snapshot " if self.pinned else "session ") + self.name
 
+    @property
+    def length(self) -> int:
+        """Tokens of its stream."""
+        return 0 if self.committed is None else len(self.committed.ids)
+
     def stand_on(self, node: Node, position: int) -> None:
         """Make the node its newest head; older heads on the way to it are no longer needed."""
         way = set(node.path())
@@ -74,14 +79,21 @@ class SessionBook:
 
     Args:
         most: sessions remembered; the one unused for longest is forgotten (its states then age like others').
+        most_ids: ids of all their streams.
         protect_seconds: how long after its latest use a session's states are evicted only after all others'.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, *, most: int = 1024, protect_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        most: int = 1024,
+        most_ids: int = 1 << 22,
+        protect_seconds: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most = most
+        self._most_ids = most_ids
         self._protect_seconds = protect_seconds
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -103,9 +115,16 @@ class SessionBook:
         session = self._sessions.pop(name, None) or Session(name)
         self._sessions[name] = session
         session.used = self._clock()
-        while len(self._sessions) > self._most:
-            self.remove(next(iter(self._sessions)))
+        self._forget_oldest()
         return session
+
+    def _forget_oldest(self) -> None:
+        """Keep to the limits, but for the session used last."""
+        held = sum(session.length for session in self._sessions.values())
+        while len(self._sessions) > 1 and (len(self._sessions) > self._most or held > self._most_ids):
+            oldest = next(iter(self._sessions.values()))
+            held -= oldest.length
+            self.remove(oldest.name)
 
     def remove(self, name: str) -> Session | None:
         """Forget the session, not its states."""
@@ -125,6 +144,7 @@ class SessionBook:
         session = self.use(name)
         session.committed = committed
         session.turns += 1
+        self._forget_oldest()
 
     def committed(self, name: str) -> tuple[int, ...] | None:
         """The session's committed stream; None for an unknown session, or before its first turn has ended."""

@@ -136,7 +136,6 @@ def _unknown(name: str, session_dir: Path) -> UsageError:
     return UsageError(
         f"there is no session {name!r} in {session_dir}; see `polytoken sessions list`",
         code="unknown_session",
-        field="NAME",
     )
 
 

@@ -24,7 +24,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     """Print rows under headings; columns without any value are left out."""
     kept = [index for index in range(len(columns)) if any(row[index] for row in rows)]
     columns = [columns[index] for index in kept]
-    rows = [[row[index] for index in kept] for row in rows]
+    rows = [[printable(row[index]) for index in kept] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console  # noqa: PLC0415
         from rich.table import Table  # noqa: PLC0415
@@ -51,7 +51,12 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Print names and values, one pair a line."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
-        write(f"{name.ljust(width)}{_GAP}{value}\n")
+        write(f"{name.ljust(width)}{_GAP}{printable(value)}\n")
+
+
+def printable(text: str) -> str:
+    """The text on one line and without what steers a terminal: such characters are spelled as in Python."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def size_text(count: int) -> str:

@@ -43,6 +43,19 @@ def test_a_second_process_is_warm_and_says_the_same(
     assert second["token_ids"] == first["token_ids"]
 
 
+def test_names_cannot_steer_a_terminal(polytoken: Runner, tiny: str, folder: Path) -> None:
+    """A name may be any text, perhaps a stranger's: it is shown on one line, and found by what it is."""
+    wild = "a\nb\x1b[31m[bold]\u202e"
+    ask(polytoken, tiny, folder, wild, "tame")
+    listed = polytoken("sessions", "list", "--session-dir", str(folder))
+    names = [row.split("  ")[0] for row in listed.out.splitlines()]
+    assert names == ["name", "tame", r"a\nb\x1b[31m[bold]\u202e"]
+    shown = polytoken("sessions", "show", wild, "--session-dir", str(folder))
+    assert shown.status == 0 and shown.out.isascii() and "\x1b" not in shown.out
+    missing = polytoken("sessions", "show", "\x1b[2J", "--session-dir", str(folder))
+    assert missing.status == 2 and missing.err.startswith(r"polytoken: error: there is no session '\x1b[2J'")
+
+
 def test_sessions_are_listed_shown_and_cleared(polytoken: Runner, tiny: str, folder: Path) -> None:
     done = results(ask(polytoken, tiny, folder, "first", "second one"))
     report = json.loads(polytoken("sessions", "list", "--session-dir", str(folder), "--json").out)

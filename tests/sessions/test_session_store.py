@@ -16,7 +16,7 @@ from polytoken.cache.bank import Found, PutOutcome, StateBank, Tail
 from polytoken.cache.identity import StateIdentity
 from polytoken.cache.layers import KVLayer
 from polytoken.cache.recurrent import RecurrentLayer
-from polytoken.cache.sessions import SessionBook
+from polytoken.cache.sessions import Committed, SessionBook
 from polytoken.cache.state import DecodingState
 from polytoken.errors import CacheError, UsageError
 
@@ -212,6 +212,20 @@ def test_clearing_everything_gives_back_the_memory() -> None:
     assert bank.keep_live("a", run(1, 30), state)
     assert bank.nbytes > 0 and bank.clear() > 0
     assert bank.nbytes == len(bank) == len(bank.sessions) == 0
+
+
+def test_the_streams_of_sessions_are_remembered_within_limits() -> None:
+    """The sessions unused for longest are forgotten, by number and by ids of all streams; never the one at work."""
+    book = SessionBook(most=3, most_ids=30, clock=Clock())
+    for name, length in (("a", 5), ("b", 5), ("c", 5), ("a", 6)):
+        book.commit(name, Committed(identity(), tuple(range(length))))
+    assert [each.name for each in book] == ["b", "c", "a"]
+    book.commit("d", Committed(identity(), tuple(range(5))))
+    assert [each.name for each in book] == ["c", "a", "d"]
+    book.commit("e", Committed(identity(), tuple(range(20))))
+    assert [each.name for each in book] == ["d", "e"]
+    book.commit("f", Committed(identity(), tuple(range(100))))
+    assert [each.name for each in book] == ["f"] and book.committed("f") == tuple(range(100))
 
 
 def test_states_of_active_sessions_are_evicted_last() -> None:
