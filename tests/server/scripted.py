@@ -60,6 +60,11 @@ class Script:
     gate: threading.Event | None = None
     hold: int = 0
 
+    def held(self, tokens: int = 0) -> threading.Event:
+        """A new gate, closed, which lets so many tokens of a request through."""
+        self.gate, self.hold = threading.Event(), tokens
+        return self.gate
+
 
 class ScriptedLane(Lane[Line]):
     """Commits the ids of the script. Text ends with the tokenizer's end token."""
@@ -85,8 +90,9 @@ class ScriptedLane(Lane[Line]):
         return True
 
     def step(self, rows: Sequence[Line]) -> list[Commit | Exception]:
-        if self.script.gate is not None and any(row.said >= self.script.hold for row in rows):
-            assert self.script.gate.wait(20)
+        gate = self.script.gate
+        if gate is not None and any(row.said >= self.script.hold for row in rows):
+            assert gate.wait(60)
         if self.script.pace:
             time.sleep(self.script.pace)
         return [self._commit(row) for row in rows]

@@ -47,12 +47,12 @@ class Running:
 
     def __enter__(self) -> Running:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -76,7 +76,7 @@ class Running:
         await task
 
     def request(
-        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, timeout: float = 60
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, timeout: float = 90
     ) -> tuple[int, Any, Mapping[str, str]]:
         """Status, body (parsed when it is JSON) and headers of one call. Bytes are sent as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

@@ -195,15 +195,17 @@ def test_markdown_is_shown(scripted: Running, script: Script, visit: Any) -> Non
 
 @browsing
 def test_an_answer_is_stopped_with_a_key_and_with_the_button(scripted: Running, script: Script, visit: Any) -> None:
-    script.says, script.pace = lambda prompt: "word " * 800, 0.02
+    script.says = lambda prompt: f"answer {script.opened} " + "word " * 800
     seen = visit(scripted)
-    for stop in (lambda: seen.page.keyboard.press("Escape"), lambda: seen.page.click("#send")):
+    for number, stop in enumerate((lambda: seen.page.keyboard.press("Escape"), lambda: seen.page.click("#send"))):
+        gate = script.held(40)
         seen.ask(wait=False)
-        seen.says("word word")
+        seen.says(f"answer {number} word")
         stop()
         seen.settled()
-        seen.page.locator("footer", has_text="stopped").last.wait_for()
-    seen.until("fetch('/admin/requests').then(r => r.json()).then(r => r.data.length === 0)")
+        seen.page.locator("footer", has_text="stopped").nth(number).wait_for()
+        seen.until("fetch('/admin/requests').then(r => r.json()).then(r => r.data.length === 0)")
+        gate.set()
     assert seen.page.locator("div.error").count() == 0
 
 
@@ -219,11 +221,12 @@ def test_errors_are_shown_and_can_be_tried_again(scripted: Running, script: Scri
     seen.says("ok")
     assert seen.page.locator("div.error").count() == 0
 
-    script.says, script.pace = lambda prompt: "word " * 800, 0.02
+    script.says, gate = lambda prompt: "word " * 800, script.held(40)
     seen.ask("cancel me", wait=False)
     seen.says("word word")
     (turn,) = scripted.request("GET", "/admin/requests")[1]["data"]
     scripted.post(f"/admin/requests/{turn['id']}/cancel", None)
+    gate.set()
     seen.settled()
     assert "cancelled" in seen.text("div.error")
     assert "word word" in seen.text(".assistant .body >> nth=-1")  # what had come stays
@@ -242,7 +245,7 @@ def test_errors_are_shown_and_can_be_tried_again(scripted: Running, script: Scri
     seen.page.unroute_all()
     seen.page.locator("#state", has_text="ready").wait_for()  # it looks again by itself
 
-    script.says, script.pace = lambda prompt: "ok", 0
+    script.says = lambda prompt: "ok"
     seen.page.reload(wait_until="networkidle")  # the list is drawn again when the sessions are known
     seen.page.locator("#talk-list .talk", has_text="break").click()
     seen.page.locator("#talk", has_text="not answered").wait_for()

@@ -39,7 +39,7 @@ class Served:
         self.port = int(found[1])
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -47,7 +47,7 @@ class Served:
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=120)
         return self.process.returncode, err
 
 
@@ -70,21 +70,30 @@ def test_the_banner_can_be_pasted_and_a_term_drains(served: Served, tiny_path: P
 
     start = next(number for number, line in enumerate(served.banner) if line.startswith("    curl "))
     call = "".join(served.banner[start : start + 2]).replace('"messages"', '"max_tokens": 4, "messages"')
-    told = subprocess.run(call, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(call, shell=True, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(told.stdout)["object"] == "chat.completion"
 
     command = [sys.executable, "-m", "polytoken", "serve", "--port", str(served.port), "--model", str(tiny_path)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert second.returncode == 2
     assert f"port {served.port}" in second.stderr
 
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "stream": True, "logit_bias": {}}
     got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(served.request("POST", "/v1/chat/completions", body)))
-    thread.start()
-    deadline = time.monotonic() + 20
-    while served.request("GET", "/health")[1]["open_turns"] == 0:
-        assert time.monotonic() < deadline
+
+    def ask() -> bool:
+        """Whether the answer was seen being written: a random model may say few words."""
+        nonlocal thread
+        got.clear()
+        thread = threading.Thread(target=lambda: got.append(served.request("POST", "/v1/chat/completions", body)))
+        thread.start()
+        while thread.is_alive():
+            if served.request("GET", "/health")[1]["open_turns"]:
+                return True
+        return False
+
+    thread: threading.Thread
+    assert any(ask() for _ in range(20))
     status, err = served.end()
     thread.join()
     assert status == 0, err
@@ -108,7 +117,7 @@ def test_the_end_of_the_terminal_drains_unless_it_was_to_be_ignored(tiny_path: P
             assert server.request("GET", "/health")[0] == 200
             assert server.end(signal.SIGINT)[0] == 0
         else:
-            assert server.process.wait(30) == 0
+            assert server.process.wait(120) == 0
     finally:
         server.process.kill()
         server.process.communicate()

@@ -182,12 +182,12 @@ def test_models_are_unloaded_loaded_and_loaded_anew(server: Running, tiny_path: 
 
 
 def test_an_open_request_is_listed_and_cancelled_and_its_model_stays(scripted: Running, script: Script) -> None:
-    script.says, script.pace = lambda prompt: "word " * 400, 0.02
+    script.says, gate = lambda prompt: "word " * 400, script.held(20)
     body = {"messages": [{"role": "user", "content": "hello"}], "metadata": {"session_id": "s"}}
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(scripted.stream(CHAT, body)))
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (opened := get(scripted, "/admin/requests")[1]["data"]) or not opened[0]["generated_tokens"]:
         assert time.monotonic() < deadline
     assert (opened[0]["session"], opened[0]["phase"], opened[0]["model"]) == ("s", "decode", "scripted")
@@ -195,7 +195,8 @@ def test_an_open_request_is_listed_and_cancelled_and_its_model_stays(scripted: R
     assert (status, record["error"]["code"]) == (409, "model_in_use")
     status, record = scripted.post(f"/admin/requests/{opened[0]['id']}/cancel", None)
     assert (status, record["cancelled"]) == (200, True)
-    thread.join(20)
+    gate.set()
+    thread.join(60)
     assert got[0][-2]["error"]["code"] == "cancelled"
     assert got[0][-1] == "[DONE]"
     assert scripted.post(f"/admin/requests/{opened[0]['id']}/cancel", None)[0] == 404

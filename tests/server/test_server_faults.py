@@ -24,14 +24,14 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
 def send_raw(server: Running, data: bytes, *, leave: bool = False) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
         line.sendall(data)
         if leave:
             line.shutdown(socket.SHUT_WR)
@@ -161,29 +161,27 @@ def test_prompts_at_the_limits_are_served_or_refused_at_once(tiny: Running) -> N
         status, record = tiny.post(TEXT, {"prompt": [65] * length, "max_tokens": 2})
         assert (status, record["usage"]["prompt_tokens"]) == (200, length)
     for length in (512, 513, 5120):
-        before = time.monotonic()
+        before = time.process_time()  # of this process: the machine may be busy
         status, record = tiny.post(TEXT, {"prompt": [65] * length, "max_tokens": 2})
         assert (status, record["error"]["code"]) == (400, "context_length_exceeded")
         assert "511" in record["error"]["message"]
-        assert time.monotonic() - before < 1
+        assert time.process_time() - before < 1
     status, record = tiny.post(TEXT, {"prompt": [99999999], "max_tokens": 2})
     assert (status, record["error"]["param"]) == (400, "prompt[0]")
 
 
 def test_a_body_beyond_the_limit_is_refused_at_once(scripted: Running) -> None:
     """A25: 20 MB."""
-    before = time.monotonic()
-    connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=60)
     connection.putrequest("POST", CHAT)
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(20 << 20))
     connection.endheaders()
-    answer = connection.getresponse()
+    answer = connection.getresponse()  # although nothing of the body is sent, ever
     assert answer.status == 413
     assert json.loads(answer.read())["error"]["code"] == "body_too_large"
-    assert time.monotonic() - before < 1
     connection.close()
-    with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as line:  # without an announced length
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=60) as line:  # without an announced length
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         line.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         part = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
@@ -199,22 +197,22 @@ def test_a_body_beyond_the_limit_is_refused_at_once(scripted: Running) -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_work_stops_when_the_client_has_gone(tmp_path: Path, streamed: bool) -> None:
     """A21: within a step, streaming or not, and memory of the request with it."""
-    script = Script(says=lambda prompt: "a" * 4000 if "long" in prompt else "ok", pace=0.01)
+    script = Script(says=lambda prompt: "a" * 4000 if "long" in prompt else "ok")
+    gate = script.held(20)
     with Running({"m": scripted_engine(tmp_path, script, max_rows=1)}) as server:
         body = {"messages": [{"role": "user", "content": "long"}], "max_tokens": 4000, "stream": streamed}
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
-        wait_for(lambda: bool(script.steps))
-        time.sleep(0.05)
+        wait_for(lambda: 20 in script.steps.values())  # in the middle of its next step
         connection.sock.close() if connection.sock else connection.close()
         connection.close()
-        before = time.monotonic()
+        wait_for(lambda: not server.state.turns)
+        gate.set()
         status, _ = server.post(CHAT, HELLO)  # there is one row: it must have been given back
         assert status == 200
-        assert time.monotonic() - before < 1
-        assert max(script.steps.values()) < 200
+        assert max(script.steps.values()) == 21
         assert script.closed == script.opened
-        assert not server.state.turns
+        wait_for(lambda: not server.state.turns)
         text = server.request("GET", "/metrics")[1]
         assert 'polytoken_turns_total{end="cancelled",model="m"} 1.0' in text
         assert "polytoken_open_turns 0.0" in text
@@ -294,8 +292,9 @@ def test_a_shutdown_finishes_what_it_can_and_fails_the_rest(tmp_path: Path) -> N
     """G04: while it drains, /health is 503 and nothing new is taken."""
     import asyncio  # noqa: PLC0415
 
-    script = Script(says=lambda prompt: "b" * (10 if "short" in prompt else 3000), pace=0.02)
-    with Running({"m": scripted_engine(tmp_path, script)}, drain_seconds=1.5) as server:
+    script = Script(says=lambda prompt: "b" * (2 if "short" in prompt else 4000), pace=0.02)
+    gate = script.held()
+    with Running({"m": scripted_engine(tmp_path, script)}, drain_seconds=3) as server:
         streams: dict[str, list[Any]] = {}
 
         def run(word: str) -> None:
@@ -305,14 +304,15 @@ def test_a_shutdown_finishes_what_it_can_and_fails_the_rest(tmp_path: Path) -> N
         threads = [threading.Thread(target=run, args=(word,)) for word in ("short", "long")]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(script.steps) == 2)
+        wait_for(lambda: len(server.state.turns) == 2)
         drained = asyncio.run_coroutine_threadsafe(server.state.drain(), server.loop)
-        time.sleep(0.1)
+        wait_for(lambda: server.state.draining)
+        gate.set()
         status, record, _ = server.request("GET", "/health")
         assert (status, record["status"]) == (503, "draining")
         status, record = server.post(CHAT, HELLO)
         assert (status, record["error"]["code"]) == (503, "shutting_down")
-        drained.result(10)
+        drained.result(60)
         for thread in threads:
             thread.join()
     assert streams["short"][-2]["choices"][0]["finish_reason"] == "stop"

@@ -14,11 +14,11 @@ from scripted import Script, scripted_engine
 from server_running import Running
 
 CHOICES = 16
-NAME = "m" * 12_000  # every frame names the model: so little is said that fills every buffer
+NAME = "m" * 60_000  # every frame names the model: so little is said that fills every buffer
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -39,24 +39,26 @@ def idle_reader(server: Running) -> Iterator[None]:
 
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """G04: its stream cannot even be told that it failed, and the server goes down all the same."""
-    script = Script(says=lambda prompt: "b " * 1900, group=50)
+    script = Script(says=lambda prompt: "b " * 380, group=50)
     engine = scripted_engine(tmp_path, script, max_rows=CHOICES)
     with Running({NAME: engine}, drain_seconds=0.2) as server, idle_reader(server):
         wait_for(lambda: script.closed == CHOICES)  # all is said
         assert server.state.turns  # and waits to be read
         before = time.monotonic()
-        asyncio.run_coroutine_threadsafe(server.state.drain(), server.loop).result(20)
-        assert time.monotonic() - before < 10
+        asyncio.run_coroutine_threadsafe(server.state.drain(), server.loop).result(60)
+        assert time.monotonic() - before < 30
         assert not server.state.turns
 
 
 def test_a_client_that_reads_nothing_is_not_waited_for(tmp_path: Path) -> None:
     """A21: its place in the queue and its model are free again once its time is over."""
-    script = Script(says=lambda prompt: "b " * 1900, group=50)
+    script = Script(says=lambda prompt: "b " * 380, group=50)
     engine = scripted_engine(tmp_path, script, max_rows=CHOICES)
     with Running({NAME: engine}, request_timeout=2) as server, idle_reader(server):
-        wait_for(lambda: script.closed == CHOICES)
-        assert server.state.turns
+        wait_for(lambda: script.opened > 0)
         wait_for(lambda: not server.state.turns)
         assert server.state.pool.loaded[NAME].users == 0
-        assert server.post("/v1/completions", {"prompt": "x", "n": CHOICES, "max_tokens": 2})[0] == 200
+        told = server.request("GET", "/metrics")[1]
+        assert 'polytoken_turns_total{end="cancelled"' in told and 'end="finished"' not in told  # it was never read
+        body = {"prompt": "x", "n": CHOICES, "max_tokens": 2}
+        wait_for(lambda: server.post("/v1/completions", body)[0] == 200)  # a busy machine may need more than its 2 s
