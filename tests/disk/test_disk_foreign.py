@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     """A folder that holds record 2; where record 1 would lie there is nothing."""
     store = open_store(tmp_path / "folder")
     store.put(SPACE, make_record(2))
-    assert store.close() == 0
+    assert store.close(60) == 0
     return tmp_path / "folder"
 
 
@@ -58,7 +58,7 @@ def test_e07_what_is_no_file_is_not_read_and_not_deleted(root: Path, make: Calla
     assert store.flush(30)
     read = store.get(SPACE, name_of(3))
     assert read is not None and is_intact(read, 3)
-    assert store.close() == 0 and warnings == []
+    assert store.close(60) == 0 and warnings == []
     assert listing.read_folder(root).records == 2
     listing.clear_sessions(root, None)
     assert os.path.lexists(root / PLACE) and letter.read_text() == "dear"
@@ -74,7 +74,7 @@ def test_files_of_others_in_the_folder_of_what_is_being_written_stay(root: Path)
     warnings: list[str] = []
     store = open_store(root, warnings.append)
     store.put(SPACE, make_record(3))
-    assert store.flush(30) and store.close() == 0
+    assert store.flush(30) and store.close(60) == 0
     assert warnings == [] and mine.read_text() == "half" and (root / "partial" / "more").is_dir()
     assert not ours.exists() and store.statistics().nbytes < 10 * 5000
 
@@ -84,7 +84,7 @@ def test_a_lock_of_another_program_is_not_written_over(root: Path) -> None:
     warnings: list[str] = []
     store = open_store(root, warnings.append)
     store.put(SPACE, make_record(3))
-    assert store.get(SPACE, name_of(2)) is not None and store.close() == 0
+    assert store.get(SPACE, name_of(2)) is not None and store.close(60) == 0
     assert len(warnings) == 1 and "'lock' in it is another program's" in warnings[0]
     assert (root / "lock").read_text() == "process 17 has this folder"
 
@@ -103,5 +103,5 @@ def test_names_of_another_version_of_the_program_stay(root: Path) -> None:
     space = listing.NAMES
     assert [store.get(space, name) for name in store.names(space.path)] == [None, None]
     assert store.statistics().refused == {"other_version": 1, "truncated": 1}
-    assert store.flush(30) and store.close() == 0
+    assert store.flush(30) and store.close(60) == 0
     assert newer.exists() and not damaged.exists()

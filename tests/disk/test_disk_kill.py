@@ -40,7 +40,7 @@ def kill_while_writing(root: Path, trial: int) -> bool:
         assert record is None or is_intact(record, number)
     assert store.statistics().refused == {}  # what has its name is whole
     store.put(SPACE, make_record(trial, size=1_000_000), replace=True)
-    assert store.close(20) == 0
+    assert store.close(60) == 0
     assert store.statistics().writes == 1
     assert not any(partial.iterdir())
     assert folder_bytes(root) <= LIMIT

@@ -96,7 +96,7 @@ def test_random_talks_with_restarts_evictions_and_damage(tmp_path: Path, kind: s
         elif step < 0.75:
             run.talks.clear(name)
         else:
-            run.tier.store.flush(10)
+            run.tier.store.flush(60)
             counts = run.tier.store.statistics()
             evicted += counts.evictions
             if step < 0.85:
@@ -145,7 +145,7 @@ def test_e08_states_of_another_program_or_machine_are_a_miss(tmp_path: Path) -> 
         row = run.talks.say("a", (*range(20, 61), 5), count=3)
         assert row.cached_tokens >= cached and (cached or row.cached_tokens == 0)
         assert [each.name for each in run.tier.sessions()] == ["a"]
-        run.tier.store.flush(10)
+        run.tier.store.flush(60)
         assert (run.tier.statistics()["records_of_others"] > 0) == (seen > 0)  # and that is why
         run.close()
 
@@ -178,12 +178,12 @@ def test_the_shorter_run_stays_until_the_longer_one_is_written(tmp_path: Path) -
     """E07: the process ends between the two (here because the disk is full): nothing of what was there is lost."""
     run = DiskTalks(tmp_path, "dense")
     run.talks.say("a", tuple(range(20, 61)), count=3)
-    assert run.tier.store.flush(10)
+    assert run.tier.store.flush(60)
     before, limits = run.talks.texts["a"], resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
     try:
         run.talks.say("a", (*before, 5), count=1)
-        assert run.tier.store.flush(10)
+        assert run.tier.store.flush(60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert run.talks.bank.statistics().superseded > 0 and run.tier.store.statistics().read_only
@@ -230,7 +230,7 @@ def test_what_is_forgotten_after_a_restart_leaves_the_disk(tmp_path: Path) -> No
     run.talks.snapshot("s", "a")
     run.restart()
     run.talks.clear("a")
-    assert run.tier.store.flush(10)
+    assert run.tier.store.flush(60)
     assert {(each.name, each.stored_tokens) for each in read_folder(tmp_path).sessions} == {("b", 38), ("s", 38)}
     branches.drop_snapshot(run.talks.bank, "s")
     run.restart()
@@ -250,13 +250,13 @@ def test_snapshots_are_the_last_to_go_from_the_disk_and_keep_to_its_limit(tmp_pa
     ids = run.talks.lane.model.vocab_size
     for start in range(100, 340, 16):
         run.talks.say(None, tuple(each % ids for each in range(start, start + 30)), count=2)
-        assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
+        assert run.tier.store.flush(60) and folder_bytes(tmp_path) <= limit
     assert run.tier.store.statistics().evictions > 5
     run.restart()
     assert run.talks.say(None, (*point, 5), count=2).cached_tokens == len(point)
     run.talks.say("big", tuple(range(20, 320)), count=5)
     run.talks.snapshot("t", "big")
-    assert run.tier.store.flush(10) and folder_bytes(tmp_path) <= limit
+    assert run.tier.store.flush(60) and folder_bytes(tmp_path) <= limit
     run.talks.say(None, tuple(range(400, 430)), count=2)
     run.restart()  # the name that takes more than half of the folder keeps nobody out
     assert run.talks.say(None, (*range(400, 430), 5), count=2).cached_tokens == 30
@@ -269,11 +269,11 @@ def test_what_the_disk_evicted_is_written_again_from_memory_before_what_continue
     """E06, E09: a run is on the disk with all that it continues, or for a named reason not at all."""
     run = DiskTalks(tmp_path, kind, disk=160_000 if kind == "dense" else 700_000)
     run.talks.say("a", tuple(range(20, 41)), count=5)
-    assert run.tier.store.flush(10)
+    assert run.tier.store.flush(60)
     ids = run.talks.lane.model.vocab_size
     for start in range(100, 340, 16):
         run.talks.say(None, tuple(each % ids for each in range(start, start + 30)), count=2)
-        assert run.tier.store.flush(10)
+        assert run.tier.store.flush(60)
     assert {each.stored_tokens for each in read_folder(tmp_path).sessions} <= {0}  # not a token of it is left
     run.talks.say("a", (*run.talks.texts["a"], 50, 51, 52), count=5)
     run.restart()
