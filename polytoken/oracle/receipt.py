@@ -12,6 +12,7 @@ from typing import Any, Final, TextIO
 from polytoken.errors import EXIT_INTERRUPTED, PolytokenError, UsageError
 
 SCHEMA: Final = 1  # version of the receipts; raised when a field changes its meaning or leaves
+_INFINITE: Final = float("inf")
 Record = dict[str, Any]
 Write = Callable[[str], None]
 
@@ -99,36 +100,45 @@ def encode(event: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"event": event, **fields}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_receipts(path: Path, *, flag: str | None = None) -> list[Record]:
+def read_receipts(path: Path, *, flag: str | None = None, cut_off: bool = False) -> list[Record]:
     """The records of a receipt: every line that begins with a brace, whatever its length.
 
     Args:
         flag: that named the file; None for an argument without one.
+        cut_off: whether a last line without its end is left out, as of a writer that was killed.
 
     Raises:
         UsageError: the file cannot be read, or such a line is not a JSON object with an `event`.
     """
     try:
         # Lines end with a line feed alone: JSON may hold other characters that end lines elsewhere.
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            return list(_parse(lines, name=str(path), flag=flag))
+        # Some shells mark a redirected text with a byte order mark.
+        with path.open(encoding="utf-8-sig", newline="\n") as lines:
+            return list(_parse(lines, name=str(path), flag=flag, cut_off=cut_off))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _refuse(f"cannot read {str(path)!r}: {reason}", flag) from None
 
 
-def _parse(lines: Iterable[str], *, name: str, flag: str | None) -> Iterator[Record]:
+def _parse(lines: Iterable[str], *, name: str, flag: str | None, cut_off: bool) -> Iterator[Record]:
     """Records from lines; lines that begin with no brace are somebody's plain text and are passed over."""
     for number, line in enumerate(lines, start=1):
         if not line.startswith("{"):
             continue
         try:
-            record = json.loads(line, parse_constant=_no_number)
+            record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:
+            if cut_off and isinstance(error, json.JSONDecodeError) and not line.endswith("\n"):
+                return
             raise _refuse(f"{name}, line {number} is not JSON: {error}", flag) from None
         if not isinstance(record.get("event"), str):
             raise _refuse(f"{name}, line {number} has no event", flag)
         yield record
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    return value if abs(value) < _INFINITE else _no_number(word)
 
 
 def _no_number(word: str) -> float:

@@ -167,7 +167,7 @@ def test_the_command_says_it_in_one_line_and_by_its_status(
     capsys.readouterr()
     assert main([*words, "--tolerance", "1e-9", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["verdict"] == "different"
-    right.write_text('{"event": "forward_reference"}\n')
+    right.write_text('{"event": "forward_reference", "token_ids": [1], "argmax": [2]}\n')
     assert main(["oracle", "compare", str(left), str(right), "--check"]) == 2
     assert "no valid receipt" in capsys.readouterr().err
 

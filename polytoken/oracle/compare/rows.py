@@ -72,6 +72,7 @@ class Tie:
         right_rank: the same the other way round.
         near: whether rounding explains it.
         drawn: whether the ids were drawn; then two equal laws explain it.
+        one_draw: whether the laws are equal in every bit and so are the draws, which nothing explains.
     """
 
     where: str
@@ -84,12 +85,14 @@ class Tie:
     right_rank: int | None
     near: bool
     drawn: bool
+    one_draw: bool = False
 
     @property
     def why(self) -> str:
         """The judgement in words."""
         if self.drawn:
-            return "the laws agree, so the draw fell beside an edge" if self.near else "the laws differ"
+            differ = "one law and one seed drew two ids" if self.one_draw else "the laws differ"
+            return "the laws agree, so a draw fell beside an edge" if self.near else differ
         return "a near tie" if self.near else "no near tie"
 
     def __str__(self) -> str:

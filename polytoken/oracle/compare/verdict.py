@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from polytoken.oracle.compare.fields import (
     GENERATED_ENDS,
     HEADER,
     Difference,
+    asked_otherwise,
     first_difference,
     first_semantic_difference,
     name_record,
+    printable,
 )
-from polytoken.oracle.compare.reading import ending
+from polytoken.oracle.compare.reading import beginning, ending
 from polytoken.oracle.compare.rows import Drift, Tie, Tolerance, compare_rows, examine_tie, rows_of, top_at
 from polytoken.oracle.receipt import Record
 
@@ -104,11 +106,12 @@ def compare(
     if None not in hashes and hashes[0] != hashes[1]:
         result.notes.append("the weight files are not the same")
     for side, records in (("the first", left), ("the second", right)):
-        fault = ending(records)
-        if fault is not None:
-            result.notes.append(f"of {side} receipt: {fault}")
+        faults = (beginning(records), ending(records))
+        result.notes += [f"of {side} receipt: {fault}" for fault in faults if fault is not None]
     result.exact = _first_exact(left, right)
-    _compare_semantic(_law(left), _law(right), result)
+    result.semantic = _other_mode(left, right)
+    if result.semantic is None:
+        _compare_semantic(_law(left), _law(right), result, same_draws=_same_draws(left, right))
     if result.semantic is None:
         result.semantic = _other_ending(left, right)
     broken = result.semantic is not None or any(not drift.within for drift in result.drifts)
@@ -130,8 +133,12 @@ def _first_exact(left: Sequence[Record], right: Sequence[Record]) -> Difference 
     return _uneven(left, right)
 
 
-def _compare_semantic(left: Sequence[Record], right: Sequence[Record], result: Comparison) -> None:
-    """Fill in what records mean: up to the first difference, or to a choice that went another way."""
+def _compare_semantic(left: Sequence[Record], right: Sequence[Record], result: Comparison, *, same_draws: bool) -> None:
+    """Fill in what records mean: up to the first difference, or to a choice that went another way.
+
+    Args:
+        same_draws: whether equal laws must give equal ids, though they are drawn.
+    """
     drawn = _temperature(left) > 0.0
     parted = False
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
@@ -145,7 +152,10 @@ def _compare_semantic(left: Sequence[Record], right: Sequence[Record], result: C
             result.skipped += 1
             continue
         result.compared += 1
-        ties = _ties(a, b, tolerance=result.tolerance, drawn=drawn)
+        result.semantic = asked_otherwise(index, a, b)
+        if result.semantic is not None:
+            return
+        ties = _ties(a, b, tolerance=result.tolerance, drawn=drawn, same_draws=same_draws)
         result.ties += ties
         parted = any(_decides(a, tie) for tie in ties)
         upto = ties[0].position + 1 if ties and a["event"] in GENERATED_ENDS else None
@@ -154,21 +164,24 @@ def _compare_semantic(left: Sequence[Record], right: Sequence[Record], result: C
         if far is not None:
             result.semantic = Difference(index, name_record(a), far.where, far.left, far.right)
         elif not parted:
-            result.semantic = first_semantic_difference(index, a, b)
+            result.semantic = first_semantic_difference(index, a, b, near=result.tolerance.allows)
         if result.semantic is not None:
             return
     if not parted:
         result.semantic = _uneven(left, right)
 
 
-def _ties(a: Record, b: Record, *, tolerance: Tolerance, drawn: bool) -> list[Tie]:
+def _ties(a: Record, b: Record, *, tolerance: Tolerance, drawn: bool, same_draws: bool) -> list[Tie]:
     """The places of a record where different ids were chosen from the same past: of a text the first one only."""
     name = name_record(a)
     if a["event"] in GENERATED_ENDS and "tokens" in a and "tokens" in b:
         for i, ids in enumerate(zip(a["tokens"], b["tokens"], strict=False)):
             if ids[0] != ids[1]:
                 tops = (top_at(a, i), top_at(b, i))
-                return [examine_tie(f"{name}.tokens", i, ids, tops, tolerance=tolerance, drawn=drawn)]
+                tie = examine_tie(f"{name}.tokens", i, ids, tops, tolerance=tolerance, drawn=drawn)
+                if drawn and same_draws and tops[0] == tops[1]:
+                    tie = replace(tie, near=False, one_draw=True)
+                return [tie]
         return []
     if a.get("token_ids", a.get("token_id")) != b.get("token_ids", b.get("token_id")):
         return []  # another past: the ids themselves are the difference
@@ -204,7 +217,22 @@ def _other_ending(left: Sequence[Record], right: Sequence[Record]) -> Difference
     a, b = left[-1], right[-1]
     if a["event"] != "receipt_end" or b["event"] != "receipt_end":
         return None
-    return first_semantic_difference(len(left) - 1, a, b)
+    return first_semantic_difference(len(left) - 1, a, b, near=lambda x, y: x == y)
+
+
+def _other_mode(left: Sequence[Record], right: Sequence[Record]) -> Difference | None:
+    """Two modes, where both receipts state theirs: their records are of different kinds from the first on."""
+    modes = [records[0].get("mode") if records and records[0]["event"] == "receipt_start" else None
+             for records in (left, right)]  # fmt: skip
+    if None in modes or modes[0] == modes[1]:
+        return None
+    return Difference(0, "receipt_start", "mode", *modes)
+
+
+def _same_draws(left: Sequence[Record], right: Sequence[Record]) -> bool:
+    """Whether one engine wrote both in one lane: from one law a seed then draws one id."""
+    a, b = ({name: r.get(name) for name in ("event", "engine", "lane")} for r in (left[0], right[0]))
+    return a == b and a["event"] == "receipt_start"
 
 
 def _law(records: Sequence[Record]) -> list[Record]:
@@ -223,4 +251,5 @@ def _hash(records: Sequence[Record]) -> str | None:
 
 
 def _engine(records: Sequence[Record]) -> str:
-    return next((str(record.get("engine")) for record in records if record["event"] == "receipt_start"), "unknown")
+    named = next((str(record.get("engine")) for record in records if record["event"] == "receipt_start"), "unknown")
+    return printable(named)
