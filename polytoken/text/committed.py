@@ -8,8 +8,8 @@ for. As long as the next messages extend these, only what comes behind the last 
     ids = committed ids + encode(rest of the last answer that no whole token spells + rendering behind the answer)
 
 The rendering behind an answer is found by rendering the history with a seam in place of the answer's last words, and is
-trusted only if the true rendering ends in it too. Where histories part, the longest part made of whole turns is kept,
-and `Parting` says which message differs and at which token.
+trusted only if the true rendering ends in it too. Where histories part, as many whole turns as can be are kept, and
+`Parting` says which message differs and at which token.
 """
 
 from __future__ import annotations
@@ -162,18 +162,23 @@ def encode_turn(
     reason = PartingReason.SHORTER if common == len(wanted) else PartingReason.MESSAGE
     if common >= first and committed.head != render(tokenizer, wanted[:first], think=think, tools=tools, opening=False):
         common, reason = 0, PartingReason.HEAD
+    failures, latest = 0, len(committed.turns)
     for count in range(len(committed.turns), 0, -1):
         turn = committed.turns[count - 1]
         if turn.messages - 1 == common == len(wanted) and turn.think == think:  # the same question again
             parting = Parting(reason, common, turn.prompt_stop)
             return Encoding(committed.ids[: turn.prompt_stop], turn.prompt_stop, committed.turns[: count - 1], parting)
-        if turn.messages > common:
+        if turn.messages > common or count > latest:
             continue
         tail = _rendering_behind(tokenizer, wanted, turn.messages - 1, think=think, tools=tools)
         joined = None if tail is None else _join(tokenizer, committed.ids[: turn.stop], turn, tail)
         if joined is None:
             reason = PartingReason.TEMPLATE if tail is None else PartingReason.SEAM
             common = turn.messages - 1
+            # What spoils one turn's rendering mostly spoils that of all before it: further back in growing steps, so
+            # that a long history costs a few renderings and not one for each turn.
+            failures += 1
+            latest = count - max(1, (1 << failures) // 8)
             continue
         ids, kept = joined
         whole = count == len(committed.turns)

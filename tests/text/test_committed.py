@@ -266,6 +266,41 @@ def test_a_template_that_hides_the_turn_is_named() -> None:
     assert encoding.ids == chat_ids(tokenizer, asked, think=False)
 
 
+def test_a_long_history_that_cannot_be_gone_on_from_costs_a_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each of its turns: that would hold up everybody's prompts for minutes."""
+    tokenizer = styled("llama", PLAIN)
+    messages: list[dict[str, Any]] = []
+    stream = None
+    for turn in range(60):
+        messages.append({"role": "user", "content": f"q{turn}"})
+        encoding = encode_turn(tokenizer, messages, stream, think=False)
+        answer = tokenizer.encode(f"a{turn}", add_special_tokens=False)
+        reply = {"role": "assistant", "content": f"a{turn}"}
+        stream = commit_turn(tokenizer, messages, encoding, answer, reply, visible=f"a{turn}", think=False)
+        messages.append(reply)
+    messages.append({"role": "user", "content": "last"})
+    rendered: list[int] = []
+
+    def hide_answers_from(first: int) -> Encoding:
+        """The next prompt under a template that does not show the answers from this message on as they are."""
+
+        def hidden(tokenizer: Any, messages: Any, **options: Any) -> str:
+            rendered.append(len(messages))
+            shown = [{**each, "content": each["content"] if i < first else "?"} for i, each in enumerate(messages)]
+            return render(tokenizer, shown, **options)
+
+        monkeypatch.setattr("polytoken.text.committed.render", hidden)
+        rendered.clear()
+        return encode_turn(tokenizer, messages, stream, think=False)
+
+    nothing = hide_answers_from(1)
+    assert nothing.kept == 0 and nothing.parting is not None and nothing.parting.reason is PartingReason.TEMPLATE
+    assert len(rendered) < 25
+    for first in (119, 101, 61):
+        some = hide_answers_from(first)
+        assert first // 2 >= len(some.turns) > first // 4 and len(rendered) < 25
+
+
 def test_a_decoder_that_changes_text_at_a_seam_is_never_trusted() -> None:
     """Text that is encoded alone gains a space with this tokenizer: the miss is named, the ids are the template's."""
     tokenizer = byte_fallback()
