@@ -18,6 +18,7 @@ from polytoken.errors import RequestError
 
 MAX_LOGPROBS: Final = 20  # alternatives a caller may ask for at each position
 MAX_STOP_STRINGS: Final = 16
+MAX_STOP_LENGTH: Final = 4096  # characters of one; each is looked through before the first token
 PENALTY_LIMIT: Final = 2.0  # presence and frequency penalties lie in [-2, 2], as in the OpenAI API
 BIAS_LIMIT: Final = 100.0
 
@@ -279,10 +280,11 @@ def parse_stop(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     if (
         not isinstance(items, Sequence)
         or len(items) > MAX_STOP_STRINGS
-        or not all(isinstance(item, str) and item and _is_unicode(item) for item in items)
+        or not all(isinstance(item, str) and 0 < len(item) <= MAX_STOP_LENGTH and _is_unicode(item) for item in items)
     ):
         raise RequestError(
-            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings of valid Unicode, none empty",
+            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings of valid Unicode, none empty "
+            f"or longer than {MAX_STOP_LENGTH} characters",
             code="bad_stop",
             field="stop",
         )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from polytoken.checkpoint.memory import available_bytes
 from polytoken.host import resident_bytes
-from polytoken.server.errors import ApiError
+from polytoken.server.errors import ApiError, shown
 from polytoken.server.pool import Model
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import JsonResponse
@@ -77,7 +77,7 @@ async def cancel(request: HttpRequest) -> Response:
         if turn.call_id == wanted:
             turn.fail(ApiError(409, "the request was cancelled", code="cancelled"))
             return JsonResponse({"id": wanted, "cancelled": True})
-    raise ApiError(404, f"there is no open request {wanted!r}", code="not_found")
+    raise ApiError(404, f"there is no open request {shown(wanted)}", code="not_found")
 
 
 async def statistics(request: HttpRequest) -> Response:

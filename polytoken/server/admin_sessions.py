@@ -13,7 +13,7 @@ from starlette.responses import Response
 from polytoken.errors import PolytokenError
 from polytoken.server.admin import admin_state
 from polytoken.server.body import read_record
-from polytoken.server.errors import ApiError, bad_request, from_engine
+from polytoken.server.errors import ApiError, bad_request, from_engine, shown
 from polytoken.server.pool import Model
 from polytoken.server.records import Record
 from polytoken.server.state import ServerState
@@ -167,7 +167,7 @@ async def _holder(
     found = [model for model in _models(state, request) if await _ask(model, known)]
     if not found:
         kind = "session" if sessions else "snapshot"
-        raise ApiError(404, f"there is no {kind} {name!r} in memory", code=f"unknown_{kind}", param=kind)
+        raise ApiError(404, f"there is no {kind} {shown(name)} in memory", code=f"unknown_{kind}", param=kind)
     if len(found) > 1:
         names = ", ".join(model.name for model in found)
         raise bad_request(f"{name!r} is known to several models ({names}): say ?model=", param="model")
@@ -186,7 +186,7 @@ def _show(loaded: LoadedLane, name: str) -> tuple[SessionReport, list[dict[str, 
     bank = loaded.lane.bank
     report = next((report for report in report_sessions(bank) if report.name == name), None)
     if report is None:  # cleared since it was looked for
-        raise ApiError(404, f"there is no session {name!r} in memory", code="unknown_session", param="session")
+        raise ApiError(404, f"there is no session {shown(name)} in memory", code="unknown_session", param="session")
     return report, _messages(loaded, name), bank.sessions.committed(name) or ()
 
 

@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from polytoken.server import admin, admin_sessions, info, pages
 from polytoken.server.chat import chat_completions
 from polytoken.server.completions import completions
-from polytoken.server.errors import ApiError
+from polytoken.server.errors import ApiError, shown
 from polytoken.server.guard import Guard, error_response
 from polytoken.server.messages import count_tokens, messages
 from polytoken.server.pool import ModelPool
@@ -95,10 +95,10 @@ async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        fault = ApiError(404, f"there is nothing at {path}", code="not_found")
+        fault = ApiError(404, f"there is nothing at {shown(path)}", code="not_found")
     elif error.status_code == 405:
         allowed = ", ".join(sorted(_methods(request)))
-        text = f"{path} does not answer {request.method}; allowed: {allowed}"
+        text = f"{shown(path)} does not answer {request.method}; allowed: {allowed}"
         fault = ApiError(405, text, code="method_not_allowed", headers={"Allow": allowed})
     else:
         fault = ApiError(error.status_code, str(error.detail), code="http_error")

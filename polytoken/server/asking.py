@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from polytoken.errors import PolytokenError
 from polytoken.request import Request, RequestDefaults, SamplingParams, derive_seed, parse_sampling, parse_stop
-from polytoken.server.body import SHOWN
-from polytoken.server.errors import bad_request, from_engine, unsupported
+from polytoken.server.errors import SHOWN, bad_request, from_engine, unsupported
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt
 from polytoken.server.records import Record, Sampled
@@ -29,6 +28,7 @@ _SAMPLING: Final = (
 _LAW: Final = ("temperature", "top_p", "top_k", "min_p")  # of drawing: a canvas has one of its own
 _CHAT_ALONE: Final = ("n", "messages", "logprobs", "top_logprobs", "polytoken")
 _SEED_BITS: Final = 53  # of drawn seeds: every reader of JSON gives them back exactly
+MAX_SESSION_NAME: Final = 200  # characters
 SESSION_HEADERS: Final = ("x-session-id", "x-polytoken-session-id")
 
 
@@ -132,11 +132,22 @@ def _source(prompt: Prompt, session: str | None) -> dict[str, Any]:
 
 
 def session_of(headers: Mapping[str, str], metadata: Mapping[str, Any] | None) -> str | None:
-    """The conversation's name: by header, else by the call's metadata; None for none, or when asked to go without."""
-    named = [headers.get(name) for name in SESSION_HEADERS]
-    named += [(metadata or {}).get(name) for name in ("session_id", "chat_id", "conversation_id")]
-    name = next((str(item).strip() for item in named if item is not None and str(item).strip()), None)
-    return None if name is None or name in ("bypass", "stateless", "off") else name[:200]
+    """The conversation's name: by header, else by the call's metadata; None for none, or when asked to go without.
+
+    Raises:
+        ApiError: 400 `bad_session`, a name that is none.
+    """
+    given: dict[str, Any] = {name: headers.get(name) for name in SESSION_HEADERS}
+    given |= {f"metadata.{name}": (metadata or {}).get(name) for name in ("session_id", "chat_id", "conversation_id")}
+    for place, item in given.items():
+        if item is None or (isinstance(item, str) and not item.strip()):
+            continue
+        if not isinstance(item, (str, int)) or isinstance(item, bool) or len(str(item)) > MAX_SESSION_NAME:
+            text = f"{place} must be a text of at most {MAX_SESSION_NAME} characters"  # cut, two would be one
+            raise bad_request(text, param=place, code="bad_session")
+        name = str(item).strip()
+        return None if name in ("bypass", "stateless", "off") else name
+    return None
 
 
 def check_choices(body: Sampled, most: int) -> None:

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from polytoken.server.beside import beside
-from polytoken.server.errors import ApiError, bad_request
+from polytoken.server.errors import ApiError, bad_request, shown
 from polytoken.server.settings import ServerSettings
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 MAX_DEPTH: Final = 200  # nested arrays and objects; what follows renders and hashes them recursively
-SHOWN: Final = 80  # characters of what a client sent that a message repeats
+MAX_DIGITS: Final = 1000  # of an integer
 _OPENING: Final = re.compile(rb'["\[{]')
 
 
@@ -111,7 +111,7 @@ def parse_json(body: bytes) -> Any:
         text = body.decode("utf-8")
         if text.startswith("\ufeff"):
             raise ValueError("it begins with a byte order mark")
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_unique)
         _check_depth(value)
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not UTF-8: {error.reason}", param=None, code="invalid_json") from None
@@ -152,12 +152,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:SHOWN]!r} is there twice")
+        raise ValueError(f"the key {shown(twice)} is there twice")
     return record
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+    return int(text)
 
 
 def _check_depth(value: Any) -> None:

@@ -15,7 +15,7 @@ from polytoken.server.answer import Answer, Content, Delta, Reasoning, stats_of,
 from polytoken.server.asking import answer_headers, check_choices, new_id, requests_of, session_of
 from polytoken.server.beside import beside
 from polytoken.server.body import read_record
-from polytoken.server.errors import ApiError, bad_request, unsupported
+from polytoken.server.errors import ApiError, bad_request, shown, unsupported
 from polytoken.server.logprobs import chat_logprobs
 from polytoken.server.pool import Model
 from polytoken.server.prompt import Prompt, chat_prompt, check_room
@@ -150,7 +150,7 @@ def forced_tools(body: ChatRequest, tools: Sequence[dict[str, Any]]) -> list[dic
     name = named.get("name") if isinstance(named, dict) else None
     chosen = [tool for tool in tools if tool["function"]["name"] == name]
     if not chosen:
-        raise bad_request(f"tool_choice names no tool of this request: {name!r}", param="tool_choice")
+        raise bad_request(f"tool_choice names no tool of this request: {shown(name)}", param="tool_choice")
     return chosen
 
 

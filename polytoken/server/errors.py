@@ -42,6 +42,15 @@ _STATUS: Final = {
 _PARAMS: Final = {"max_new_tokens": "max_tokens", "token_ids": "prompt", "raw_prompt": "prompt"}
 
 
+SHOWN: Final = 80  # characters of what a client sent that a message repeats
+
+
+def shown(value: object) -> str:
+    """What a client sent, as a message repeats it: on one line, and cut."""
+    text = repr(value[: SHOWN + 1] if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}..."
+
+
 class ApiError(Exception):
     """An answer that is no success.
 

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polytoken.server.asking import new_id
-from polytoken.server.errors import ApiError
+from polytoken.server.errors import ApiError, shown
 from polytoken.server.settings import LOOPBACK, ServerSettings
 from polytoken.server.state import ServerState
 from polytoken.server.stream import JsonResponse
@@ -108,13 +108,15 @@ def check_door(headers: Headers, settings: ServerSettings) -> None:
     """
     host = _host_of("//" + headers.get("host", ""))
     if settings.loopback and host not in LOOPBACK and host not in settings.allowed_hosts and not _is_loopback(host):
-        raise ApiError(403, f"the host {host!r} is not served here; --allowed-host lets it in", code="host_not_allowed")
+        raise ApiError(
+            403, f"the host {shown(host)} is not served here; --allowed-host lets it in", code="host_not_allowed"
+        )
     origin = headers.get("origin")
     if origin is None or origin in settings.cors_origins or "*" in settings.cors_origins:
         return
     if urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
         raise ApiError(
-            403, f"calls from {origin!r} are not allowed; --cors-origin lets them in", code="origin_not_allowed"
+            403, f"calls from {shown(origin)} are not allowed; --cors-origin lets them in", code="origin_not_allowed"
         )
 
 

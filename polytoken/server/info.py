@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from polytoken import __version__
-from polytoken.server.errors import ApiError, unsupported
+from polytoken.server.errors import ApiError, shown, unsupported
 from polytoken.server.state import ServerState, state_of
 from polytoken.server.stream import JsonResponse
 
@@ -77,7 +77,7 @@ async def model(request: HttpRequest) -> Response:
     state = state_of(request)
     name = request.path_params["name"]
     if name not in state.pool.names:
-        raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+        raise ApiError(404, f"the model {shown(name)} does not exist", code="model_not_found", param="model")
     return JsonResponse(_listed(state, name))
 
 

@@ -16,7 +16,7 @@ from polytoken.server.asking import answer_headers, handed_on, session_of
 from polytoken.server.beside import beside
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, prompt_of, take, tools_of
-from polytoken.server.errors import ApiError, bad_request, unsupported
+from polytoken.server.errors import ApiError, bad_request, shown, unsupported
 from polytoken.server.records import FIRST_FAULT, ChatRequest, Record
 from polytoken.server.reply import First, reply
 from polytoken.server.state import state_of
@@ -140,7 +140,7 @@ def to_chat(body: CountRequest, wording: Wording) -> dict[str, Any]:
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise unsupported(
-            f"tools[{index}] has type {tool['type']!r}; only custom is known", param=f"tools[{index}].type"
+            f"tools[{index}] has type {shown(tool['type'])}; only custom is known", param=f"tools[{index}].type"
         )
     name = tool.get("name")
     if not isinstance(name, str):
@@ -159,7 +159,7 @@ def _choice(body: CountRequest) -> dict[str, Any]:
     elif kind in ("auto", "none", "any"):
         wanted = "required" if kind == "any" else kind
     else:
-        raise bad_request(f"tool_choice.type {kind!r} is not known", param="tool_choice.type")
+        raise bad_request(f"tool_choice.type {shown(kind)} is not known", param="tool_choice.type")
     return {"tool_choice": wanted, "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True}
 
 
@@ -190,7 +190,9 @@ def _turns(turn: Turn, place: str, wording: Wording, *, first: int) -> list[dict
             wording.name(f"messages[{first + len(results)}]", here)
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
         elif kind != "redacted_thinking":
-            raise unsupported(f"{here} has type {kind!r}; text, thinking, tool_use, tool_result are known", param=here)
+            raise unsupported(
+                f"{here} has type {shown(kind)}; text, thinking, tool_use, tool_result are known", param=here
+            )
     if calls:
         message["tool_calls"] = calls
     ours = f"messages[{first + len(results)}]"

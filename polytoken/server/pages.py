@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 
 from polytoken.server import description
-from polytoken.server.errors import ApiError
+from polytoken.server.errors import ApiError, shown
 from polytoken.server.stream import JsonResponse
 
 _WEB: Final = files("polytoken.server") / "web"
@@ -34,7 +34,7 @@ async def static(request: HttpRequest) -> Response:
     name = request.path_params["name"]
     kind = _KINDS.get(name.rpartition(".")[2])
     if kind is None or not (_WEB / name).is_file():
-        raise ApiError(404, f"there is no file {name!r}", code="not_found")
+        raise ApiError(404, f"there is no file {shown(name)}", code="not_found")
     return Response((_WEB / name).read_bytes(), media_type=kind, headers=_HEADERS)
 
 

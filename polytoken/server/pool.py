@@ -15,7 +15,7 @@ from typing import Any, Final
 from polytoken.assembly import EngineOptions
 from polytoken.engine import Engine, LoadedLane
 from polytoken.errors import PolytokenError
-from polytoken.server.errors import ApiError, from_engine
+from polytoken.server.errors import ApiError, from_engine, shown
 from polytoken.server.watch import Watchers
 
 _LOG = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class ModelPool:
         """
         if name not in self.options:
             offered = ", ".join(self.names)
-            text = f"the model {name!r} does not exist; offered: {offered}"
+            text = f"the model {shown(name)} does not exist; offered: {offered}"
             raise ApiError(404, text, code="model_not_found", param="model")
 
     async def ready(self, name: str) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
 
-from polytoken.server.errors import ApiError
+from polytoken.server.errors import ApiError, shown
 
 REMEMBERED: Final = 1000  # answers that previous_response_id may name
 
@@ -40,7 +40,7 @@ class ResponseStore:
         known = self._known.get(answer_id)
         if known is None:
             raise ApiError(
-                404, f"there is no stored response {answer_id!r}", code="response_not_found",
+                404, f"there is no stored response {shown(answer_id)}", code="response_not_found",
                 param="previous_response_id",
             )  # fmt: skip
         return known

@@ -17,7 +17,7 @@ from polytoken.server.asking import answer_headers, handed_on, new_id, session_o
 from polytoken.server.beside import beside
 from polytoken.server.body import check, read_record
 from polytoken.server.chat import Chat, open_chat, take
-from polytoken.server.errors import ApiError, bad_request, unsupported
+from polytoken.server.errors import ApiError, bad_request, shown, unsupported
 from polytoken.server.records import FIRST_FAULT, ChatRequest, Record
 from polytoken.server.remembered import Remembered
 from polytoken.server.reply import First, reply
@@ -119,7 +119,7 @@ def to_chat(body: ResponsesRequest, turns: list[dict[str, Any]], wording: Wordin
             wording.name(f"tools[{index}].function", f"tools[{index}]")
             if tool.get("type") != "function":
                 raise unsupported(
-                    f"tools[{index}] has type {tool.get('type')!r}; only function is known", param="tools"
+                    f"tools[{index}] has type {shown(tool.get('type'))}; only function is known", param="tools"
                 )
         record["tools"] = [
             {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
@@ -160,7 +160,7 @@ def input_turns(given: str | list[dict[str, Any]], wording: Wording, *, first: i
             wording.name(f"{ours}.tool_call_id", f"{place}.call_id")
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
         elif kind != "reasoning":
-            raise unsupported(f"{place} has type {kind!r}, which is not known", param=f"{place}.type")
+            raise unsupported(f"{place} has type {shown(kind)}, which is not known", param=f"{place}.type")
     return turns
 
 

@@ -12,6 +12,7 @@ import uvicorn
 
 from polytoken.errors import UsageError
 from polytoken.server.app import make_app
+from polytoken.server.connection import uvicorn_config
 from polytoken.server.pool import ModelPool
 from polytoken.server.settings import ServerSettings
 from polytoken.server.state import ServerState
@@ -83,11 +84,7 @@ async def serve(
     """
     app = make_app(make_pool(), settings)
     state: ServerState = app.state.server
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="on", server_header=False, timeout_keep_alive=30,
-        timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 * 1024,
-    )  # fmt: skip
-    server = _Server(config)
+    server = _Server(uvicorn_config(app))
     loop = asyncio.get_running_loop()
     leaving: list[asyncio.Task[None]] = []
 

@@ -14,6 +14,7 @@ import uvicorn
 from polytoken.assembly import EngineOptions
 from polytoken.engine import Engine
 from polytoken.server.app import make_app
+from polytoken.server.connection import uvicorn_config
 from polytoken.server.pool import ModelPool
 from polytoken.server.run import open_socket
 from polytoken.server.settings import ServerSettings
@@ -67,7 +68,7 @@ class Running:
         self.state: ServerState = app.state.server
         self.app = app
         self.loop = asyncio.get_running_loop()
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+        self._server = uvicorn.Server(uvicorn_config(app))
         self._server.capture_signals = _nothing  # type: ignore[method-assign, assignment]
         task = asyncio.create_task(self._server.serve(sockets=[self._door]))
         while not self._server.started:
