@@ -15,6 +15,7 @@ trusted only if the true rendering ends in it too. Where histories part, as many
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -319,7 +320,9 @@ def _join(
     # Only a window is decoded: joining cannot change text further away than that.
     near = max(0, len(ids) - 64)
     before = tokenizer.decode(ids[near:], skip_special_tokens=False)
-    if tokenizer.decode(joined[near:], skip_special_tokens=False) != before + text:
+    # Tokenizers that compose characters would do so to the whole rendering, too.
+    exact = (before + text, before + unicodedata.normalize("NFC", text))
+    if tokenizer.decode(joined[near:], skip_special_tokens=False) not in exact:
         return None
     return joined, len(ids)
 

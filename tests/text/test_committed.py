@@ -266,6 +266,23 @@ def test_a_template_that_hides_the_turn_is_named() -> None:
     assert encoding.ids == chat_ids(tokenizer, asked, think=False)
 
 
+def test_decomposed_text_keeps_the_cache_where_the_tokenizer_composes_it(tmp_path: Path) -> None:
+    """E14: as text from a Mac comes; Qwen's tokenizers compose, and the ids are those of the composed text."""
+    write_tokenizer(tmp_path, "qwen", vocab_size=420)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
+    tokenizer = load_tokenizer(tmp_path)
+    asked = [{"role": "user", "content": "a"}]
+    stream = commit_turn(tokenizer, asked, encode_turn(tokenizer, asked, None, think=False),
+                         tokenizer.encode("fox", add_special_tokens=False), {"content": "fox"}, visible="fox",
+                         think=False)  # fmt: skip
+    asked += [{"role": "assistant", "content": "fox"}, {"role": "user", "content": "cafe\u0301"}]
+    encoding = encode_turn(tokenizer, asked, stream, think=False)
+    assert encoding.parting is None and encoding.kept == len(stream.ids)
+    asked[-1] = {"role": "user", "content": "caf\u00e9"}
+    assert encode_turn(tokenizer, asked, stream, think=False).ids == encoding.ids
+
+
 def test_a_long_history_that_cannot_be_gone_on_from_costs_a_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one for each of its turns: that would hold up everybody's prompts for minutes."""
     tokenizer = styled("llama", PLAIN)
