@@ -47,6 +47,7 @@ def gate(
     flags.check_revision(model, revision)
     flags.require_backend()
     from polytoken.assembly import EngineOptions  # noqa: PLC0415
+    from polytoken.oracle.gate.company import AGAIN  # noqa: PLC0415
     from polytoken.oracle.gate.matrix import Matrix  # noqa: PLC0415
     from polytoken.oracle.gate.run import run_gate  # noqa: PLC0415
     from polytoken.oracle.receipt import Receipts  # noqa: PLC0415
@@ -63,6 +64,9 @@ def gate(
         receipts = Receipts(write if json else _drop, tell, file=file)
         result = run_gate(options, matrix, receipts, tell=_drop_outcome if json else _tell, progress=progress)
     say("note", f"{result.verdict}: {len(result.outcomes)} cases, {result.near_ties} near ties")
+    if result.unrepeated:
+        of = sum(outcome.check == AGAIN for outcome in result.outcomes)
+        say("note", f"{result.unrepeated} of {of} requests do not repeat alone: one run and the next round apart here")
     if not any(outcome.check == "greedy AR = MTP" for outcome in result.outcomes):
         say("note", "the mtp lane was not held: that needs a draft head, and --depths")
     if result.cost is not None:
@@ -72,9 +76,10 @@ def gate(
 
 def _tell(outcome: Outcome) -> None:
     case = ", ".join(f"{name} {value}" for name, value in outcome.case.items() if value is not None)
-    why = ""
+    why = "" if outcome.detail.get("repeats_alone", True) else "  does not repeat alone"
     if outcome.verdict in ("near tie", "different"):
-        why = "  " + ", ".join(f"{name} {value}" for name, value in outcome.detail.items() if value is not None)
+        told = {name: value for name, value in outcome.detail.items() if name != "repeats_alone" and value is not None}
+        why += "  " + ", ".join(f"{name} {value}" for name, value in told.items())
     write(f"{outcome.verdict:<14}{outcome.check:<36}{case}{why}\n")
 
 

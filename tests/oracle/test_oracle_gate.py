@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from oracle_runs import undescribed
 
@@ -19,11 +20,12 @@ from polytoken.lanes.mtp import cycle
 from polytoken.lanes.mtp.draft import Kept
 from polytoken.lanes.mtp.head import HeadDrafter
 from polytoken.models.base import Hidden
+from polytoken.models.hybrid import attention
 from polytoken.models.hybrid.model import HybridModel
 from polytoken.oracle.failures import MismatchError
-from polytoken.oracle.gate.company import check_company, check_seeds
-from polytoken.oracle.gate.greedy import check_greedy
-from polytoken.oracle.gate.law import check_law
+from polytoken.oracle.gate.company import CHECK, check_company, check_seeds
+from polytoken.oracle.gate.greedy import check_greedy, check_rows
+from polytoken.oracle.gate.law import check_law, law_of
 from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome
 from polytoken.oracle.gate.run import run_gate
@@ -31,6 +33,8 @@ from polytoken.oracle.gate.state import check_final_state, check_restore, check_
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.schema import violations
 from polytoken.oracle.subject import Subject, examine
+from polytoken.request import SamplingParams
+from polytoken.sampling import law, sampler
 from polytoken.sampling.draws import Purpose
 
 SMALL = Matrix(depths=(2,), contexts=(20,), prompts=1, new_tokens=8, seeds=6)
@@ -175,6 +179,7 @@ def test_a_leaked_neighbour_is_caught_by_company(hybrid: str, monkeypatch: pytes
     matrix = replace(SMALL, depths=())
     outcomes = hold(hybrid, lambda subject: check_company(subject, matrix, exact=True))
     broken = [item for item in outcomes if item.verdict == "different"]
+    assert all(item.check == CHECK and item.detail["repeats_alone"] for item in broken)  # alone nothing leaks
     assert broken and all(item.case["neighbours"] == 3 and item.detail["position"] is not None for item in broken)
 
 
@@ -189,7 +194,71 @@ def test_a_seed_that_does_not_bind_is_caught(hybrid: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Draws, "uniform", drifting)
     matrix = replace(SMALL, depths=())
-    assert verdicts(hold(hybrid, lambda subject: check_seeds(subject, matrix))) == {"different"}
+    assert verdicts(hold(hybrid, lambda subject: check_seeds(subject, matrix, exact=True))) == {"different"}
+
+
+def shift_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the queries of a forward of few rows are rotated for the place behind theirs."""
+    attend = attention.attend
+
+    def late(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
+        width = int(queries.shape[2])
+        if 1 < width < 5 and int(keys.shape[2]) > width:
+            queries = mx.fast.rope(queries, int(queries.shape[3]), traditional=False, base=10000.0, scale=1.0, offset=1)
+        return attend(queries, keys, values, **rest)
+
+    monkeypatch.setattr(attention, "attend", late)
+
+
+def test_a_wrong_rotation_in_windows_is_located_in_the_layers_behind_it(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shift_windows(monkeypatch)
+    (outcome,) = hold(hybrid, lambda subject: check_rows(subject, SMALL, exact=True))
+    kinds = examine(
+        EngineOptions(model=hybrid), lambda subject: [layer.kind for layer in subject.model.make_cache().layers]
+    )
+    first = kinds.index("kv")  # its own keys and values come before the rotation of its queries
+    assert outcome.verdict == "different"
+    assert outcome.detail["layers_that_differ"] == list(range(first + 1, len(kinds))) and max(outcome.detail["largest"])
+
+
+def widen_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: one rank more than asked for, in the code that every lane draws from."""
+    leading = law.leading
+    monkeypatch.setattr(law, "leading", lambda values, count: leading(values, count + 1))
+
+
+def test_a_law_that_is_wrong_in_every_lane_is_held_to_its_definition(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = replace(SMALL, depths=(), top_k=3, top_p=1.0)
+    (right,) = hold(hybrid, lambda subject: check_law(subject, matrix, exact=True))
+    assert right.verdict == "identical" and right.detail["shaping"] < 1e-12
+    widen_top_k(monkeypatch)
+    (wrong,) = hold(hybrid, lambda subject: check_law(subject, matrix, exact=False))
+    assert wrong.verdict == "different" and wrong.detail["shaping"] > 1e-3
+
+
+def test_a_lane_that_draws_from_one_rank_more_is_caught_by_its_draws(
+    hybrid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = sampler.shape
+    monkeypatch.setattr(sampler, "shape", lambda row, params: shape(row, replace(params, top_k=params.top_k + 1)))
+    matrix = replace(SMALL, depths=(), top_k=3, top_p=1.0, temperature=4.0, seeds=12)
+    (outcome,) = hold(hybrid, lambda subject: check_law(subject, matrix, exact=True))
+    assert outcome.verdict == "different" and outcome.detail["impossible"] and outcome.detail["shaping"] < 1e-12
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 5, 40])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 1.0])
+def test_the_definition_of_the_law_is_the_sampler_s(top_k: int, top_p: float) -> None:
+    params = SamplingParams(temperature=0.7, top_p=top_p, top_k=top_k)
+    for seed in range(8):
+        row = np.random.default_rng(seed).normal(0, 3, 40).astype(np.float32).round(seed % 2)  # with and without ties
+        mine, theirs = law_of(row, params), law.shape(row, params)
+        assert mine.ids.tolist() == theirs.ids.tolist()
+        assert np.abs(mine.probs - theirs.probs).max() < 1e-12
 
 
 PLANTED = {

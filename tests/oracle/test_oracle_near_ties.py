@@ -12,11 +12,12 @@ import pytest
 
 from polytoken.assembly import EngineOptions
 from polytoken.cache.state import DecodingState, Snapshot
+from polytoken.cli import oracle_gate
 from polytoken.models.base import CausalModel, Hidden
 from polytoken.models.draft import DraftingModel
 from polytoken.oracle.gate import company
 from polytoken.oracle.gate import run as gate
-from polytoken.oracle.gate.company import check_company
+from polytoken.oracle.gate.company import AGAIN, SEEDS, check_company, check_seeds
 from polytoken.oracle.gate.greedy import check_greedy, check_rows
 from polytoken.oracle.gate.law import check_law
 from polytoken.oracle.gate.matrix import Matrix
@@ -212,3 +213,56 @@ def test_a_run_that_does_not_repeat_every_bit_is_told_from_a_neighbour(
     outcomes = hold(hybrid, check)
     assert verdicts(outcomes) - {"identical"} == {verdict}
     assert all("left_margin" in item.detail for item in outcomes if item.verdict == verdict)
+
+
+@pytest.mark.parametrize(
+    ("gap", "exact", "verdict"), [(1e-3, False, "near tie"), (1e-3, True, "different"), (0.5, False, "different")]
+)
+def test_a_request_that_does_not_repeat_alone_is_told_in_table_and_receipt(
+    hybrid: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    gap: float,
+    exact: bool,
+    verdict: str,
+) -> None:
+    """Every second run alone rounds otherwise, as MLX on CUDA may."""
+    alone, twins, runs = company.answer, [], [0]
+
+    def otherwise(lane: Any, request: Request) -> Answer:
+        runs[0] += 1
+        flips = 2 if runs[0] % 2 else 1
+        for _ in range(flips):
+            twins[0].flip()
+        try:
+            return alone(lane, request)
+        finally:
+            for _ in range(flips):
+                twins[0].flip()
+
+    monkeypatch.setattr(company, "answer", otherwise)
+
+    def check(subject: Subject) -> Iterator[Outcome]:
+        twins.append(Flipped(subject.model, gap))
+        twin, matrix = replace(subject, model=twins[0]), replace(SMALL, depths=())
+        yield from check_company(twin, matrix, exact=exact)
+        yield from check_seeds(twin, matrix, exact=exact)
+
+    outcomes = hold(hybrid, check)
+    again = [item for item in outcomes if item.check == AGAIN]
+    assert {item.verdict for item in again} - {"identical"} == {verdict}
+    for item in outcomes:
+        if item.check != SEEDS:
+            assert item.detail["repeats_alone"] == (repeated(again, item) == "identical")
+    seeds = next(item for item in outcomes if item.check == SEEDS)
+    assert seeds.verdict in ("identical", verdict)
+    result = GateResult(outcomes)
+    assert result.unrepeated == sum(item.verdict != "identical" for item in again) > 0
+    oracle_gate._tell(next(item for item in again if item.verdict != "identical"))
+    assert "  does not repeat alone" in capsys.readouterr().out
+
+
+def repeated(again: list[Outcome], item: Outcome) -> str:
+    """The verdict about the same request alone."""
+    return next(each.verdict for each in again if each.case["request"] == item.case["request"])

@@ -140,7 +140,7 @@ def examine_tie(
         elif margin_l is not None and margin_r is not None:
             # Each side's row may have moved by the tolerance, and both ids within it.
             bound = 2 * tolerance.bound(*(pair[1] for pair in (*tops[0][:2], *tops[1][:2])))
-            near = margin_l <= bound and margin_r <= bound
+            near = abs(margin_l) <= bound and abs(margin_r) <= bound
     return Tie(where, position, left, right, margin_l, margin_r, rank_l, rank_r, near, drawn)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from polytoken.lanes.base import Lane
@@ -12,54 +13,93 @@ from polytoken.oracle.compare.rows import Tolerance, Top, examine_tie
 from polytoken.oracle.gate.greedy import LISTED
 from polytoken.oracle.gate.matrix import Matrix
 from polytoken.oracle.gate.outcome import Outcome, equal
-from polytoken.oracle.gate.running import GREEDY, answer, answer_all, ask, first_parting
+from polytoken.oracle.gate.running import GREEDY, Answer, answer, answer_all, ask, first_parting
 from polytoken.oracle.subject import Subject
-from polytoken.request import Request
+from polytoken.request import Request, SamplingParams
 
+AGAIN: Final = "alone = alone again"
 CHECK: Final = "alone = in company"
+SEEDS: Final = "seed gives one answer"
+_SEEDS: Final = 4
+_TRIES: Final = 4  # for the law at a place, where not every run comes to it by the same ids
+Run = Callable[[SamplingParams], Answer]
 
 
 def check_company(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcome]:
-    """Greedy and sampled requests side by side give what each gives alone."""
+    """Each request gives alone what it gives alone again, and greedy and sampled requests side by side the same.
+
+    Where a run does not repeat alone, a difference in company is no neighbour's: every case says which it is.
+    """
     requests = _requests(subject, matrix)
-    tolerance = Tolerance.of(str(subject.about["dtype"]))
+    tolerance = None if exact else Tolerance.of(str(subject.about["dtype"]))
     for name, lane in _lanes(subject, matrix):
         together = answer_all(lane, requests)
         for index, request in enumerate(requests):
-            alone, beside = answer(lane, request).tokens, together[index].tokens
-            place = first_parting(alone, beside)
-            case = {"lane": name, "request": request.request_id, "neighbours": len(requests) - 1}
-            if place is None or exact:
-                yield equal(CHECK, case, place is None, position=place)
-                continue
-            drawn = request.sampling.temperature > 0
-            laws = _laws_at(place, lane, requests, index)
-            tie = examine_tie("tokens", place, (alone[place], beside[place]), laws, tolerance=tolerance, drawn=drawn)
-            yield Outcome(check=CHECK, case=case, verdict="near tie" if tie.near else "different", detail=vars(tie))
+            alone, again = (answer(lane, request).tokens for _ in range(2))
+            repeats = first_parting(alone, again) is None
+            case: dict[str, Any] = {"lane": name, "request": request.request_id}
+
+            def run(sampling: SamplingParams, lane: Lane[Any] = lane, request: Request = request) -> Answer:
+                return answer(lane, replace(request, sampling=sampling))
+
+            def beside(sampling: SamplingParams, lane: Lane[Any] = lane, index: int = index) -> Answer:
+                asked = [replace(r, sampling=sampling) if i == index else r for i, r in enumerate(requests)]
+                return answer_all(lane, asked)[index]
+
+            rest: dict[str, Any] = {"sampling": request.sampling, "tolerance": tolerance, "repeats_alone": repeats}
+            yield _hold(AGAIN, case, (alone, again), (run, run), **rest)
+            case = {**case, "neighbours": len(requests) - 1}
+            yield _hold(CHECK, case, (alone, together[index].tokens), (run, beside), **rest)
 
 
-def _laws_at(place: int, lane: Lane[Any], requests: list[Request], index: int) -> tuple[Top | None, Top | None]:
-    """The likeliest ids at a place of one request, alone and in company: both runs again."""
-    listed = [replace(each, sampling=replace(each.sampling, logprobs=LISTED)) for each in requests]
-    return answer(lane, listed[index]).top(place), answer_all(lane, listed)[index].top(place)
-
-
-def check_seeds(subject: Subject, matrix: Matrix) -> Iterator[Outcome]:
-    """The same seed gives the same answer; of several seeds not all give one."""
+def check_seeds(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcome]:
+    """The same seed gives the same answer; how many different answers several seeds give is told."""
     prompt, ids = matrix.prompt_ids(subject)[0]
+    law, tolerance = matrix.sampling, None if exact else Tolerance.of(str(subject.about["dtype"]))
     for name, lane in _lanes(subject, matrix):
-        first, second = (
-            [
-                answer(lane, ask("seed", ids, matrix.new_tokens, sampling=matrix.sampling, seed=s)).tokens
-                for s in range(4)
-            ]
-            for _ in range(2)
-        )
-        place = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
-        differ = len({tuple(tokens) for tokens in first})
-        yield equal(
-            "seed gives one answer", {"lane": name, "prompt": prompt}, place is None, seed=place, answers=differ
-        )
+
+        def run(sampling: SamplingParams, seed: int = 0, lane: Lane[Any] = lane) -> Answer:
+            return answer(lane, ask("seed", ids, matrix.new_tokens, sampling=sampling, seed=seed))
+
+        first, second = ([run(law, seed).tokens for seed in range(_SEEDS)] for _ in range(2))
+        parting = next((seed for seed in range(_SEEDS) if first[seed] != second[seed]), None)
+        seed = parting or 0
+        again: Run = partial(run, seed=seed)
+        told = {"seed": parting, "answers": len({tuple(tokens) for tokens in first})}
+        case = {"lane": name, "prompt": prompt}
+        yield _hold(SEEDS, case, (first[seed], second[seed]), (again, again), sampling=law, tolerance=tolerance, **told)
+
+
+def _hold(
+    check: str,
+    case: dict[str, Any],
+    pair: tuple[list[int], list[int]],
+    runs: tuple[Run, Run],
+    *,
+    sampling: SamplingParams,
+    tolerance: Tolerance | None,
+    **told: Any,
+) -> Outcome:
+    """Two answers to one request; where they part and bits are not promised, by the laws at that place."""
+    place = first_parting(*pair)
+    if place is None or tolerance is None:
+        return equal(check, case, place is None, position=place, **told)
+    left, right = (_law_at(place, tokens, run, sampling) for tokens, run in zip(pair, runs, strict=True))
+    chosen, drawn = (pair[0][place], pair[1][place]), sampling.temperature > 0
+    tie = examine_tie("tokens", place, chosen, (left, right), tolerance=tolerance, drawn=drawn)
+    return Outcome(check=check, case=case, verdict="near tie" if tie.near else "different", detail=vars(tie) | told)
+
+
+def _law_at(place: int, tokens: list[int], run: Run, sampling: SamplingParams) -> Top | None:
+    """The likeliest ids at a place: the run again, at best to the same id. None where no run comes there."""
+    found = None
+    for _ in range(_TRIES):
+        again = run(replace(sampling, logprobs=LISTED))
+        if again.tokens[:place] == tokens[:place]:
+            found = again.top(place)
+            if again.tokens[place : place + 1] == tokens[place : place + 1]:
+                break
+    return found
 
 
 def _requests(subject: Subject, matrix: Matrix) -> list[Request]:

@@ -37,6 +37,7 @@ BINS: Final = 10
 MOST_Z: Final = 4.5  # a right lane passes it once in 150,000 gates
 MOST_CHI_SQUARE: Final = 40.0  # of nine degrees of freedom: once in 130,000
 MOST_EDGES: Final = 0.05  # share of draws just outside a support that rounding has moved
+MOST_SHAPING: Final = 1e-9  # between two ways to compute one law in float64
 _TINY: Final = 1e-9  # a support may change at its edge by rounding
 
 
@@ -46,6 +47,7 @@ class Evidence:
 
     Attributes:
         tolerance: how far rounding may move a logit; None where bits are promised.
+        shaping: largest distance (total variation) of the sampler's law of a row from that of `law_of`.
         impossible: run and position of draws outside the support.
         edges: draws outside it by no more than rounding explains.
     """
@@ -55,6 +57,7 @@ class Evidence:
     score: float = 0.0
     variance: float = 0.0
     draws: int = 0
+    shaping: float = 0.0
     impossible: list[tuple[int, int]] = field(default_factory=list)
     edges: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * BINS)
@@ -90,7 +93,8 @@ class Evidence:
     def holds(self) -> bool:
         fair = abs(self.z) <= MOST_Z and abs(self.z_coins) <= MOST_Z
         few = self.edges <= MOST_EDGES * self.draws
-        return fair and self.chi_square <= MOST_CHI_SQUARE and few and not self.impossible
+        shaped = self.shaping <= MOST_SHAPING
+        return shaped and fair and self.chi_square <= MOST_CHI_SQUARE and few and not self.impossible
 
     @property
     def z(self) -> float:
@@ -119,7 +123,9 @@ def check_law(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outc
             ids = prompts[run % len(prompts)]
             item = answer(lane, ask(f"law {run}", ids, matrix.new_tokens, sampling=sampling, seed=1000 + run))
             drawn = item.tokens
-            for position, (row, law) in enumerate(_laws(subject.model, ids, drawn, sampling)):
+            for position, row in enumerate(_rows(subject.model, ids, drawn)):
+                law = law_of(row, sampling)
+                evidence.shaping = max(evidence.shaping, distance(law, shape(row, sampling)))
                 evidence.add(row, law, drawn[position], run=run, position=position)
             for cycle in getattr(item.row, "cycles", None) or ():
                 evidence.add_coins(cycle)
@@ -128,6 +134,7 @@ def check_law(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outc
             case={"lane": name, "depth": depth, "draws": evidence.draws},
             verdict="different" if not evidence.holds else "near tie" if evidence.edges else "identical",
             detail={
+                "shaping": evidence.shaping,
                 "z": evidence.z,
                 "z_coins": evidence.z_coins,
                 "chi_square": evidence.chi_square,
@@ -138,13 +145,34 @@ def check_law(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outc
         )
 
 
-def _laws(
-    model: CausalModel, ids: Ids, drawn: list[int], sampling: SamplingParams
-) -> Iterator[tuple[Values, Distribution]]:
-    """Logits and law of every drawn token, from one forward of the whole text."""
+def _rows(model: CausalModel, ids: Ids, drawn: list[int]) -> Iterator[Values]:
+    """The row of logits behind which every token was drawn, from one forward of the whole text."""
     text = mx.array([[*ids, *drawn[:-1]]], dtype=mx.int32)
     hidden = model.forward(text, model.make_cache(), keep=len(drawn))
     rows = fetch({"logits": model.project(hidden.post[0])})["logits"]
     assert rows is not None
-    for row in rows:
-        yield row, shape(row, sampling)
+    yield from rows
+
+
+def law_of(row: Values, sampling: SamplingParams) -> Distribution:
+    """The law of a row, read off its definition and not off the sampler, which may be what is wrong.
+
+    All ids are ranked by logit, then id; the first `top_k` ranks are kept, and those before which there is less than
+    `top_p` of the whole softmax.
+    """
+    z = row.astype(np.float64)
+    weights = np.exp((z - z.max()) / sampling.temperature)
+    order = np.lexsort((np.arange(z.size), -z))
+    ranked = weights[order] / weights.sum()
+    before = np.concatenate([[0.0], np.cumsum(ranked)[:-1]])
+    kept = (before < sampling.top_p) | (sampling.top_p >= 1.0)
+    kept &= (np.arange(z.size) < sampling.top_k) | (sampling.top_k == 0)
+    kept[0] = True
+    kept &= ranked > 0.0
+    ids = np.sort(order[kept])
+    return Distribution(ids.astype(np.int64), weights[ids] / weights[ids].sum(), z.size)
+
+
+def distance(a: Distribution, b: Distribution) -> float:
+    """Total variation."""
+    return 0.5 * float(np.abs(a.dense() - b.dense()).sum())

@@ -11,7 +11,7 @@ from polytoken.assembly import EngineOptions
 from polytoken.checkpoint.progress import Progress, silent
 from polytoken.errors import UsageError
 from polytoken.oracle.failures import MismatchError
-from polytoken.oracle.gate.company import check_company, check_seeds
+from polytoken.oracle.gate.company import AGAIN, check_company, check_seeds
 from polytoken.oracle.gate.fixed import FixedShape
 from polytoken.oracle.gate.greedy import check_greedy, check_host_choice, check_rows
 from polytoken.oracle.gate.law import check_law
@@ -40,6 +40,11 @@ class GateResult:
     @property
     def near_ties(self) -> int:
         return sum(outcome.verdict == "near tie" for outcome in self.outcomes)
+
+    @property
+    def unrepeated(self) -> int:
+        """Requests that alone did not give the same answer twice."""
+        return sum(outcome.check == AGAIN and outcome.verdict != "identical" for outcome in self.outcomes)
 
     @property
     def verdict(self) -> Literal["identical", "same law", "different"]:
@@ -114,6 +119,7 @@ def examine_gate(
         checks=len(result.outcomes),
         failed=len(result.failed),
         near_ties=result.near_ties,
+        repeats_alone=not result.unrepeated,
         bits_promised=exact,
     )
     return result
@@ -154,7 +160,7 @@ def _checks(subject: Subject, matrix: Matrix, *, exact: bool) -> Iterator[Outcom
     yield from check_snapshots(subject, matrix, exact=exact)
     yield from check_restore(subject, matrix, exact=exact)
     yield from check_company(subject, matrix, exact=exact)
-    yield from check_seeds(subject, matrix)
+    yield from check_seeds(subject, matrix, exact=exact)
     yield from check_law(subject, matrix, exact=exact)
 
 
