@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from polytoken.backend import enable_products, select_device
 from polytoken.checkpoint.store import CheckpointStore, default_cache_root
@@ -23,10 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties that count their examples by this profile get three times as many with `--slow`."""
-    settings.register_profile("slow", max_examples=3 * settings.default.max_examples)
-    if config.getoption("--slow"):
-        settings.load_profile("slow")
+    """Properties get the same examples in every run; with `--slow` others each time, and three times as many.
+
+    What a busy machine makes slow is not a fault: properties have no deadline, and neither has the making of examples.
+    """
+    patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("repeatable", derandomize=True, **patient)
+    settings.register_profile("slow", max_examples=3 * settings.default.max_examples, **patient)
+    settings.load_profile("slow" if config.getoption("--slow") else "repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -85,7 +85,7 @@ def chat(model: str, *arguments: str, stdin: str, home: Path) -> Finished:
 def chat_in_a_process(model: str, *arguments: str, stdin: str, home: Path) -> Finished:
     done = subprocess.run(
         [sys.executable, "-m", "polytoken", *command(model, *arguments)],
-        input=stdin, capture_output=True, text=True, timeout=120, check=False,
+        input=stdin, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "XDG_CACHE_HOME": str(home)},
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, done.stderr)

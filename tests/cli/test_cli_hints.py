@@ -86,6 +86,6 @@ def test_requests_from_a_folder_are_refused_without_a_model(polytoken: Runner, t
 def test_a_hub_id_in_a_fresh_process(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "polytoken", "inspect", "org/name", "--offline"],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "HF_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "HF_HOME": str(tmp_path)},
     )  # fmt: skip
     assert finished.returncode == 2 and "not in the hub's cache" in finished.stderr

@@ -145,7 +145,7 @@ def terminal(width: int, height: int) -> Iterator[tuple[int, Callable[[], str]]]
     reader.start()
 
     def text() -> str:
-        reader.join(10)
+        reader.join(60)
         return b"".join(seen).decode(errors="replace").replace("\r\n", "\n")
 
     try:
@@ -208,7 +208,7 @@ def test_a_real_terminal_that_is_narrow(export: str) -> None:
             env={**environment, "TERM": "xterm"},
         )  # fmt: skip
         os.close(slave)
-        assert process.wait(120) == 0
+        assert process.wait(300) == 0
         shown = ESCAPES.sub("", text())
     assert "Traceback" not in shown
     assert "step" in shown

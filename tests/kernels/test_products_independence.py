@@ -106,7 +106,7 @@ def test_several_callers_at_once(extension: ModuleType) -> None:
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(timeout=60)
+        caller.join(timeout=300)
     extension.set_threads(1)
     assert not any(caller.is_alive() for caller in callers)
     assert wrong == []
@@ -131,6 +131,6 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(extension: ModuleT
         print(first, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), product())
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout.split() == ["True", "0", "True"], done.stderr[-500:]

@@ -27,7 +27,7 @@ FAMILIES = ("llama", "qwen3", "gemma3_text")
 FEW = settings(
     max_examples=settings.default.max_examples // 20,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

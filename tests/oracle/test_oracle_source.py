@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -151,24 +151,33 @@ def test_another_engines_source_is_held_to_what_means_the_same_there() -> None:
 @contextmanager
 def serving(*words: str) -> Iterator[str]:
     """A server of any kind, a module of Python and its arguments; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", *words, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]  # which others may take before the server does
+        with TemporaryFile("w+") as log:
+            command = [sys.executable, "-m", *words, "--port", str(port)]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
             try:
-                with urllib.request.urlopen(f"{url}/health", timeout=5):
-                    break
-            except (urllib.error.URLError, OSError):
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
+                if answers(process, f"http://127.0.0.1:{port}"):
+                    yield f"http://127.0.0.1:{port}"
+                    return
+            finally:
+                process.terminate()
+                process.wait(120)
+            log.seek(0)
+            told = log.read()
+    pytest.fail(told)
+
+
+def answers(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait for the server to answer; False when it has ended, or a busy machine would long have started it."""
+    end = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=30):
+            return process.poll() is None
+        time.sleep(0.1)
+    return False
 
 
 @pytest.mark.parametrize("lane", ["mtp", pytest.param("ar", marks=pytest.mark.slow)])

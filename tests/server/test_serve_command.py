@@ -27,7 +27,9 @@ class Served:
 
     def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
         command = [*prefix, sys.executable, "-m", "polytoken", "serve", "--port", "0", *arguments]
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGHUP, before)
         assert self.process.stdout is not None
         self.banner: list[str] = []
         for line in self.process.stdout:

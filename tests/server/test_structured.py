@@ -272,7 +272,9 @@ SCHEMAS = objects(
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 1000), temperature=st.sampled_from([0, 1]))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_whatever_the_schema_the_answer_parses_and_validates(
     heads: Running, schema: dict[str, Any], seed: int, temperature: int
 ) -> None:
