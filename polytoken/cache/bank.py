@@ -451,6 +451,7 @@ class StateBank:
             self._insert(identity, node)
         self._below.forget(replaced)  # last: a process that ends in between leaves one of the two there
         if replaced:
+            self.sessions.find_standing(identity, chain[0])
             for each in self.sessions.standing_on(chain[0]):
                 if each.pinned or each.name != session:  # other runs are its states now
                     self.save(each.name, pinned=each.pinned)

@@ -159,6 +159,18 @@ class SessionBook:
         """The positions in this node at which named snapshots stand."""
         return {position for holder, position in node.holders.items() if holder.startswith("snapshot ")}
 
+    def find_standing(self, identity: StateIdentity, node: Node) -> None:
+        """Sessions and snapshots that an earlier process left, not used since, stand where in this node they end."""
+        ids: tuple[int, ...] = ()
+        for each in (*self._sessions.values(), *self.snapshots.values()):
+            committed = each.committed
+            if each.heads or committed is None or committed.identity != identity:
+                continue
+            if node.start < each.length <= node.stop:
+                ids = ids or node.ids()
+                if ids[: each.length] == committed.ids:
+                    each.stand_on(node, each.length)
+
     def is_active(self, node: Node) -> bool:
         """Whether a session used lately stands on this node."""
         now = self._clock()

@@ -310,11 +310,14 @@ def test_saving_a_long_conversation_costs_its_length_and_not_the_square_of_it(
     assert cost_of_a_turn(400) < 4.5 * cost_of_a_turn(100)
 
 
-def test_what_a_branch_stands_on_stays_when_the_other_is_cleared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_branch_stands_on_stays_when_the_other_is_cleared(tmp_path: Path, restarted: bool) -> None:
     """E18: the run that both stood on was replaced by a longer one, when one of them went on."""
     run = DiskTalks(tmp_path, "mtp hybrid")
     run.talks.say("a", tuple(range(20, 61)), count=3)
     run.talks.fork("a", "b")
+    if restarted:
+        run.restart()
     run.talks.say("a", (*run.talks.texts["a"], 5), count=3)
     assert run.talks.bank.statistics().superseded > 0
     text = run.talks.texts["b"]
