@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -71,8 +72,12 @@ class EvalPlan:
     follow_ups: tuple[str, ...] = FOLLOW_UPS
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none
+            right = False
+        if not right:
             raise UsageError(f"--url: {self.url!r} must be of the form http://host:port", field="--url")
 
     @property
@@ -166,20 +171,11 @@ class ChatClient:
         answer = self._call("/v1/chat/completions", body)
         seconds = time.perf_counter() - start
         try:
-            (choice,) = answer["choices"]
-            message, usage = choice["message"], answer["usage"]
-            result = {
-                "finish_reason": choice["finish_reason"],
-                "tokens": {
-                    "prompt": usage["prompt_tokens"],
-                    "cached": (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-                    "completion": usage["completion_tokens"],
-                },
-                "reasoning": message.get("reasoning_content") or message.get("reasoning"),
-                "content": message.get("content") or "",
-            }
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerFault(f"the server's answer lacks {error}", code="bad_answer") from None
+            result = _read_answer(answer)
+        except KeyError as missing:
+            raise ServerFault(f"the server's answer lacks {missing}", code="bad_answer") from None
+        except (AttributeError, TypeError, ValueError):
+            raise ServerFault("the server's answer has a field of the wrong type", code="bad_answer") from None
         return result, seconds
 
     def _health(self) -> dict[str, Any]:
@@ -204,12 +200,43 @@ class ChatClient:
             with urllib.request.urlopen(request, timeout=plan.timeout) as response:
                 record = json.loads(response.read())
         except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")[:300]
-            raise ServerFault(f"{path}: status {error.code}: {text}", code="server_refused") from None
-        except json.JSONDecodeError as error:
+            raise ServerFault(f"{path}: status {error.code}: {_why(error)}", code="server_refused") from None
+        except (ValueError, RecursionError) as error:
             raise ServerFault(f"{path}: no JSON: {error}", code="bad_answer") from None
+        except HTTPException as error:  # no HTTP, or an answer that breaks off
+            what = f"{path}: no whole answer of HTTP: {type(error).__name__}"
+            raise ServerFault(what, code="bad_answer") from None
         except OSError as error:
             raise ServerFault(f"no server answers at {plan.url}: {error}", code="no_server", field="--url") from None
         if not isinstance(record, dict):
             raise ServerFault(f"{path}: the answer is no object", code="bad_answer")
         return record
+
+
+def _why(error: urllib.error.HTTPError) -> str:
+    """The beginning of what a server says of a refusal, in one line."""
+    try:
+        return " ".join(error.read().decode(errors="replace").split())[:300]
+    except (HTTPException, OSError):
+        return "its reason broke off"
+
+
+def _read_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The one choice of an answer in the words of the records. Raises KeyError, or another for a wrong type."""
+    (choice,) = answer["choices"]
+    message, usage = choice["message"], answer["usage"]
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    result = {
+        "finish_reason": choice["finish_reason"],
+        "tokens": {
+            "prompt": usage["prompt_tokens"],
+            "cached": (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            "completion": usage["completion_tokens"],
+        },
+        "reasoning": reasoning,
+        "content": message.get("content") or "",
+    }
+    texts = (result["content"], reasoning or "")
+    if not all(type(count) is int for count in result["tokens"].values()) or not all(isinstance(t, str) for t in texts):
+        raise TypeError("counts are whole numbers, contents texts")
+    return result

@@ -175,6 +175,9 @@ def _check(start: Record, results: Sequence[Record], warmup: Record, *, mtp: boo
         f"acceleration is {'on' if mtp else 'off'}, as here": acceleration["enabled"] == mtp,
         "max_generated_tokens is a number of tokens": _count(settings["max_generated_tokens"]),
         "context_tokens is a number of tokens": _count(settings["context_tokens"]),
+        "the warm-up's answer has a finish_reason and counted tokens": isinstance(warmup["finish_reason"], str)
+        and isinstance(warmup["completion_tokens"], int)
+        and isinstance(warmup.get("tokens", {}), dict),
         "the warm-up's max_generated_tokens is a number of tokens": _count(start["warmup"]["max_generated_tokens"]),
         f"there are {TURNS} prompts": len(start["prompts"]) == TURNS,
         "every prompt is a text": all(
@@ -182,12 +185,19 @@ def _check(start: Record, results: Sequence[Record], warmup: Record, *, mtp: boo
         ),
         f"the turns are 1 to {TURNS}": [record["turn"] for record in results] == list(range(1, TURNS + 1)),
         "every turn is ok": all(record["ok"] for record in results),
+        "every turn has counted tokens and a text": all(map(_answered, results)),
         "every turn ended with stop": all(record["finish_reason"] == "stop" for record in results),
         "warm-up is on and ok": bool(start["warmup"]["enabled"] and warmup["ok"]),
     }
     broken = [rule for rule, holds in rules.items() if not holds]
     if broken:
         raise UsageError(f"{_FLAG}: a source counts only where {broken[0]}", field=_FLAG)
+
+
+def _answered(record: Record) -> bool:
+    counts = (record["tokens"][name] for name in ("prompt", "cached", "completion"))
+    texts = (record["content"], record["reasoning"] or "")
+    return all(isinstance(count, int) for count in counts) and all(isinstance(text, str) for text in texts)
 
 
 def _held(names: Sequence[str]) -> tuple[str, ...]:

@@ -116,6 +116,25 @@ def test_a_source_of_another_kind_is_refused_by_the_rule_it_breaks(
         parse_source(records, mtp=True, canary=True)
 
 
+@pytest.mark.parametrize("place", range(5))
+def test_a_source_with_junk_in_any_field_is_refused_or_read_before_anything_is_loaded(place: int) -> None:
+    """Nothing that a run later reads is missing or of another type."""
+    for junk in (None, "abc", [], {}, 1.5):
+        for name in source()[place]:
+            records = source()
+            records[place][name] = junk
+            if name == "event":
+                continue
+            try:
+                read = parse_source(records, mtp=True, canary=True)
+            except UsageError:
+                continue
+            assert isinstance(read.warmup_result["finish_reason"], str)
+            assert isinstance(read.warmup_result["completion_tokens"], int)
+            assert all(isinstance(each.text, str) for each in read.turns)
+            assert isinstance(read.warmup["prompt"], str)
+
+
 def test_an_incomplete_source_is_refused() -> None:
     for missing in range(5):
         records = source()
