@@ -62,6 +62,7 @@ def run_oracle(plan: Plan, options: EngineOptions, receipts: Receipts, *, progre
             write_loaded(receipts, subject)
             think = source is None or source.think
             ids = subject.encode_chat([{"role": "user", "content": prompt}], think=think)
+            receipts.note("reference_encoded", token_ids=list(ids))
             _run_mode(plan, subject, ids, receipts, prompt=prompt, source=source, suffixes=suffixes)
 
         with _named_by_mode(plan):

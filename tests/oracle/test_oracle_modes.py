@@ -86,8 +86,13 @@ def test_a_round_by_hand_verifies_what_single_steps_give(run: Run, hybrid: str) 
 
 
 def test_the_windows_of_a_prefill_differ_in_history_alone(run: Run, hybrid: str) -> None:
-    whole, part = run(hybrid, mode="mtp-prefill").of("mtp_prefill_reference")
+    ran = run(hybrid, mode="mtp-prefill")
+    whole, part = ran.of("mtp_prefill_reference")
     n = len(whole["token_ids"])
+    assert [note["token_ids"] for note in ran.noted("reference_encoded")] == [whole["token_ids"]]
+    told = [note for note in ran.noted("mtp_prefill_progress") if note["phase"] == "completed"]
+    assert len(told) == 2 and {"cached_tokens", "chunk_size"} <= set(told[0])
+    assert (told[0]["tokens_done"], told[0]["new_prefill_tokens"]) == (n, n)
     assert (whole["window"], whole["offset"], whole["base"]) == (None, n - 1, 0)
     assert (part["window"], part["offset"], part["base"]) == (3, 3, n - 4)
     assert (whole["logits"], whole["hidden"], whole["token"]) == (part["logits"], part["hidden"], part["token"])

@@ -16,7 +16,7 @@ from polytoken.models.draft import DraftingModel
 from polytoken.oracle.digests import describe_rows, fingerprint
 from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.modes.ar import sampling_fields
-from polytoken.oracle.modes.serving import Served, make_oracle_request, serve
+from polytoken.oracle.modes.serving import Served, make_oracle_request, prefill, serve
 from polytoken.oracle.plan import PREFILL_WINDOWS
 from polytoken.oracle.receipt import Receipts
 from polytoken.oracle.subject import Ids, Subject
@@ -31,12 +31,7 @@ def run_mtp_prefill(subject: Subject, ids: Ids, receipts: Receipts) -> None:
         receipts.enter("prefill")
         start = time.perf_counter()
         row = lane.open(request, ids)
-        ready = False
-        while not ready:
-            ready = lane.prefill_step(row)
-            done = len(ids) - row.prefill_remaining
-            phase = "completed" if ready else "chunk"
-            receipts.note("mtp_prefill_progress", phase=phase, tokens_done=done, tokens_total=len(ids))
+        prefill(lane, row, len(ids), receipts, progress="mtp_prefill_progress")
         seconds = time.perf_counter() - start
         drafter = head_drafter(row)
         hidden, logits, offset = last_row(row), row.prefill.logits, drafter.history.offset

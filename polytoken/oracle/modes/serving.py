@@ -101,19 +101,7 @@ def serve(
     receipts.enter("prefill")
     served = Served(lane.open(request, ids))
     row = served.row
-    ready = False
-    while not ready:
-        cost = lane.prefill_cost(row)
-        ready = lane.prefill_step(row)
-        chunk = {
-            "tokens_done": len(ids) - row.prefill_remaining,
-            "tokens_total": len(ids),
-            "cached_tokens": row.cached_tokens,
-            "new_prefill_tokens": len(ids) - row.prefill_remaining - row.cached_tokens,
-            "chunk_size": cost,
-        }
-        served.chunks.append(chunk)
-        receipts.note(progress, phase="completed" if ready else "chunk", **chunk)
+    served.chunks += prefill(lane, row, len(ids), receipts, progress=progress)
     served.prefill_seconds = time.perf_counter() - start
     receipts.enter("decode")
     while not served.reason:
@@ -128,3 +116,23 @@ def serve(
             take(commit.token_ids)
     served.elapsed_seconds = time.perf_counter() - start
     return served
+
+
+def prefill(lane: Lane[Any], row: Any, total: int, receipts: Receipts, *, progress: str) -> list[dict[str, int]]:
+    """All steps of an open row's prompt of `total` tokens, with a record of progress for each."""
+    chunks: list[dict[str, int]] = []
+    ready = False
+    while not ready:
+        cost = lane.prefill_cost(row)
+        ready = lane.prefill_step(row)
+        done = total - row.prefill_remaining
+        chunk = {
+            "tokens_done": done,
+            "tokens_total": total,
+            "cached_tokens": row.cached_tokens,
+            "new_prefill_tokens": done - row.cached_tokens,
+            "chunk_size": cost,
+        }
+        chunks.append(chunk)
+        receipts.note(progress, phase="completed" if ready else "chunk", **chunk)
+    return chunks
