@@ -44,6 +44,7 @@ class ServerState:
         self._idle = asyncio.Event()
         self._idle.set()
         self._statistics: dict[str, Mapping[str, Any]] = {}
+        self._asking: dict[Model, asyncio.Task[Mapping[str, Any]]] = {}
 
     def open_turn(self, model: Model, requests: Sequence[Request]) -> Turn:
         """Queue the requests, and keep the model in memory until the turn is over.
@@ -103,9 +104,22 @@ class ServerState:
         return {name: await self._statistics_of(model) for name, model in list(self.pool.loaded.items())}
 
     async def _statistics_of(self, model: Model) -> Mapping[str, Any]:
-        work = asyncio.to_thread(model.engine.call, lambda lane: dict(lane.lane.statistics()))
-        with contextlib.suppress(TimeoutError, PolytokenError):
-            self._statistics[model.name] = await asyncio.wait_for(asyncio.shield(work), STATISTICS_SECONDS)
+        # A thread waits for a busy engine: one for all who ask meanwhile, since others need threads, too.
+        work = self._asking.get(model)
+        if work is None:
+            work = self._asking[model] = asyncio.create_task(self._ask_engine(model))
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(work), STATISTICS_SECONDS)
+        return self._statistics.get(model.name, {})
+
+    async def _ask_engine(self, model: Model) -> Mapping[str, Any]:
+        try:
+            said = await asyncio.to_thread(model.engine.call, lambda lane: dict(lane.lane.statistics()))
+            self._statistics[model.name] = said
+        except PolytokenError:
+            pass  # it is being closed: what it said last
+        finally:
+            del self._asking[model]
         return self._statistics.get(model.name, {})
 
 

@@ -11,6 +11,7 @@ import pytest
 from scripted import Script
 from server_running import Running
 
+from polytoken.server import remembered
 from polytoken.server.errors import ApiError
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -152,3 +153,53 @@ def test_a_prompt_of_megabytes_holds_nobody_up(tiny: Running, where: str) -> Non
     status, record = answers[0]
     assert (status, record["error"]["code"]) == (400, "context_length_exceeded")
     assert max(gaps) < 0.5 * sum(gaps), (max(gaps), sum(gaps))
+
+
+def test_what_is_remembered_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand conversations of megabytes stayed in memory."""
+    monkeypatch.setattr(remembered, "CHARACTERS", 1000)
+    store = remembered.ResponseStore()
+    for number in range(5):
+        store.put(str(number), remembered.Remembered(({"role": "user", "content": "x" * 400},), None))
+    assert store.get("4").turns
+    assert store.get("3").turns
+    with pytest.raises(ApiError):
+        store.get("2")
+    store.put("large", remembered.Remembered(({"role": "user", "content": "x" * 5000},), None))
+    assert store.get("large").turns  # the newest one always is
+    with pytest.raises(ApiError):
+        store.get("4")
+
+
+def test_all_who_ask_a_busy_engine_for_its_numbers_wait_on_one_thread(scripted: Running) -> None:
+    """Each had a thread of the few that there are, and prompts waited for those."""
+    assert scripted.post(CHAT, BODIES[CHAT])[0] == 200
+    engine = scripted.state.pool.loaded["scripted"].engine
+    begun, end = threading.Event(), threading.Event()
+    asked: list[Any] = []
+    inner = engine.call
+
+    def occupy(_: Any) -> None:
+        begun.set()
+        assert end.wait(60)
+
+    def call(act: Any) -> Any:
+        asked.append(act)
+        return inner(act)
+
+    busy = threading.Thread(target=inner, args=(occupy,))
+    busy.start()
+    assert begun.wait(20)
+    engine.call = call  # type: ignore[method-assign]
+    answers: list[Any] = []
+    probes = [threading.Thread(target=lambda: answers.append(scripted.request("GET", "/metrics"))) for _ in range(12)]
+    for probe in probes:
+        probe.start()
+    for probe in probes:
+        probe.join()  # after their time: the engine is still busy
+    assert len(asked) == 1
+    long = {"messages": [{"role": "user", "content": "ab " * 9000}]}
+    assert scripted.post(CHAT, long)[1]["error"]["code"] == "context_length_exceeded"  # made on a thread, meanwhile
+    end.set()
+    busy.join()
+    assert [answer[0] for answer in answers] == [200] * 12
