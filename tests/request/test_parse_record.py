@@ -115,7 +115,7 @@ def records(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     return {key: record[key] for key in order}, faults
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(records())
 def test_the_first_failing_check_wins(case: tuple[dict[str, Any], list[tuple[str, str]]]) -> None:
     record, faults = case

@@ -136,9 +136,9 @@ def test_a_tools_bad_schema_is_told_as_the_tools(tiny: Running) -> None:
 @pytest.mark.parametrize("where", ["messages", "tools"])
 def test_a_prompt_of_megabytes_holds_nobody_up(tiny: Running, where: str) -> None:
     """Its encoding took seconds in which no other thread ran."""
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "word and " * 300_000}], "max_tokens": 1}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "word and " * 120_000}], "max_tokens": 1}
     if where == "tools":
-        function = {"name": "look", "description": "word and " * 300_000, "parameters": {"type": "object"}}
+        function = {"name": "look", "description": "word and " * 120_000, "parameters": {"type": "object"}}
         body = {"messages": HELLO, "max_tokens": 1, "tools": [{"type": "function", "function": function}]}
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(tiny.post(CHAT, body, timeout=120)))
