@@ -39,11 +39,21 @@ class Receipts:
         self.phase = "startup"
         self.on_phase: Callable[[str], None] | None = None
         self.records = 0
+        self._stopped = False
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
 
+    def stop(self) -> None:
+        """Make whoever writes or notes something next, on whatever thread, give up: nobody waits for it any more."""
+        self._stopped = True
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise PolytokenError("the run was told to stop", code="interrupted")
+
     def enter(self, phase: str) -> None:
         """Note that this is being done from now on."""
+        self._check()
         now = time.monotonic()
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
         self.phase, self._since = phase, now
@@ -52,6 +62,7 @@ class Receipts:
 
     def write(self, event: str, **fields: Any) -> None:
         """One receipt."""
+        self._check()
         line = encode(event, fields)
         self._out(line)
         if self._file is not None:
@@ -61,6 +72,11 @@ class Receipts:
 
     def note(self, event: str, **fields: Any) -> None:
         """One record of progress."""
+        self._check()
+        self.tell(event, **fields)
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """One record of progress of who watches the run, which a stop does not end."""
         self._progress(encode(event, fields))
 
     @contextmanager
@@ -83,6 +99,7 @@ class Receipts:
 
     def end(self, failure: PolytokenError | None = None) -> None:
         """The last receipt: how it ended, and how long each phase took."""
+        self._stopped = False  # the work has ended
         self.enter("finishing")
         fault = None if failure is None else {"code": failure.code, "field": failure.field, "error": str(failure)}
         status = 0 if failure is None else failure.exit_status

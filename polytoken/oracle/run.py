@@ -66,7 +66,7 @@ def run_oracle(plan: Plan, options: EngineOptions, receipts: Receipts, *, progre
             _run_mode(plan, subject, ids, receipts, prompt=prompt, source=source, suffixes=suffixes)
 
         with _named_by_mode(plan):
-            examine(options, act, progress=progress)
+            examine(options, act, progress=progress, stop=receipts.stop)
 
 
 @contextmanager

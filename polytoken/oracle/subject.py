@@ -141,8 +141,17 @@ class Subject:
         return {"eos_ids": tuple(self.eos_ids), "max_positions": self.max_positions, "turn_end_id": lane.turn_end_id}
 
 
-def examine(options: EngineOptions, act: Callable[[Subject], T], *, progress: Progress = silent) -> T:
+def examine(
+    options: EngineOptions,
+    act: Callable[[Subject], T],
+    *,
+    progress: Progress = silent,
+    stop: Callable[[], None] = lambda: None,
+) -> T:
     """Load a model on a thread that owns the device until the end, and do this with it there.
+
+    Args:
+        stop: called at a signal: makes `act` end soon.
 
     Raises:
         PolytokenError: what is wrong with the options, the checkpoint or the backend, and whatever `act` raises.
@@ -158,4 +167,9 @@ def examine(options: EngineOptions, act: Callable[[Subject], T], *, progress: Pr
                 loaded.release()
 
     with ThreadPoolExecutor(1, "polytoken-oracle") as owner:
-        return owner.submit(work).result()
+        running = owner.submit(work)
+        try:
+            return running.result()
+        except KeyboardInterrupt:  # leaving this block waits for the thread
+            stop()
+            raise

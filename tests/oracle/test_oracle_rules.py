@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from conftest import Run
 from safetensors.numpy import load_file, save_file
 
+from polytoken.assembly import EngineOptions
 from polytoken.cli import main
 from polytoken.cli.interrupts import Terminated
 from polytoken.errors import NonFiniteError, UsageError
@@ -20,6 +23,7 @@ from polytoken.oracle.digests import describe_rows
 from polytoken.oracle.fingerprint import fetch, fingerprints
 from polytoken.oracle.plan import Plan, choose_mode
 from polytoken.oracle.receipt import Receipts
+from polytoken.oracle.run import run_oracle
 from polytoken.oracle.schema import violations
 from polytoken.testkit.tiny import write_checkpoint
 
@@ -167,3 +171,33 @@ def test_a_mode_that_does_not_fit_the_checkpoint_is_named_with_one_that_does(run
         error = run(model, mode=mode, check=False).error
         assert isinstance(error, UsageError) and error.field == named
         assert str(error).endswith(fit) and "--lane" not in str(error) and "--drafter" not in str(error)
+
+
+class Signalled(Receipts):
+    """A signal comes with the first token, and the second token only when the run has been told to stop."""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, Any]] = []
+        self.noted: list[str] = []
+        self.told = threading.Event()
+        super().__init__(lambda line: self.written.append(json.loads(line)), self._take)
+
+    def _take(self, line: str) -> None:
+        self.noted.append(json.loads(line)["event"])
+        if self.noted[-1] == "ar_token":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert self.told.wait(60)
+
+    def stop(self) -> None:
+        super().stop()
+        self.told.set()
+
+
+def test_a_signal_ends_a_run_at_the_next_token_and_not_at_the_last(tmp_path: Path) -> None:
+    model = str(write_checkpoint(tmp_path, "qwen3", seed=1).path)
+    receipts = Signalled()
+    with pytest.raises(KeyboardInterrupt):
+        run_oracle(Plan(mode="ar", temperature=0.0, max_new_tokens=20), EngineOptions(model=model), receipts)
+    assert [record["event"] for record in receipts.written[-2:]] == ["ar_prefill_reference", "receipt_end"]
+    assert receipts.written[-1]["exit_status"] == 130
+    assert receipts.noted.count("ar_token") == 1 and receipts.noted[-1] == "reference_canary_summary"

@@ -85,7 +85,7 @@ class Canary:
 
     def _abort(self, samples: list[dict[str, Any]], **fields: Any) -> None:
         self._guard()
-        self._receipts.note("test_canary_abort", **fields)
+        self._receipts.tell("test_canary_abort", **fields)
         self._summarise(samples, incomplete=True)
         self._exit(EXIT_CANARY)
 
@@ -96,7 +96,7 @@ class Canary:
         timer.start()
 
     def _summarise(self, samples: list[dict[str, Any]], *, incomplete: bool) -> None:
-        self._receipts.note(
+        self._receipts.tell(
             "reference_canary_summary",
             enabled=self._probe is not None,
             probe=None if self._probe is None else self._probe.name,

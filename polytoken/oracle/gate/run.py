@@ -77,7 +77,7 @@ def run_gate(
             receipts.enter("decode")
             return examine_gate(subject, matrix, receipts, tell=tell)
 
-        result = examine(options, act, progress=progress)
+        result = examine(options, act, progress=progress, stop=receipts.stop)
         if result.failed:
             first = result.failed[0]
             raise MismatchError(
