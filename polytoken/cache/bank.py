@@ -306,7 +306,7 @@ class StateBank:
             rest = key[node.stop * ID_BYTES :]
             if node.common_ids(rest)[0] * ID_BYTES == len(rest) or not self._fetch(identity, node, rest):
                 break
-            deeper = self._tree.walk(identity, key)
+            deeper = self._tree.walk(identity, key, start=node)
             if deeper is node:
                 break
             node = deeper

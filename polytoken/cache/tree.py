@@ -256,10 +256,10 @@ class PrefixTree:
         root = node.root()
         return next(identity for identity, each in self._roots.items() if each is root)
 
-    def walk(self, identity: StateIdentity, key: bytes) -> Node:
-        """The deepest block of the grid whose tokens are a prefix of the key."""
-        node, width = self.root(identity), identity.grid * ID_BYTES
-        for at in range(0, len(key) - width + 1, width):
+    def walk(self, identity: StateIdentity, key: bytes, *, start: Node | None = None) -> Node:
+        """The deepest block of the grid whose tokens are a prefix of the key; `start` is one that is known to be."""
+        node, width = start or self.root(identity), identity.grid * ID_BYTES
+        for at in range(node.stop * ID_BYTES, len(key) - width + 1, width):
             child = node.children.get(key[at : at + width])
             if child is None:
                 break

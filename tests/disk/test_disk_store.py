@@ -23,6 +23,10 @@ from polytoken.cache.disk.store import DiskStore
 MIB = 1 << 20
 
 
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
 def open_store(root: Path, limit: int = 10 * MIB, **options: object) -> DiskStore:
     return DiskStore(root, limit_bytes=limit, **options)  # type: ignore[arg-type]
 
@@ -285,6 +289,56 @@ def test_removal_takes_what_continues_it_along(tmp_path: Path) -> None:
     assert {path.name.split(".")[0] for path in all_files(tmp_path / "v1")} == {key_of(0).hex(), key_of(9).hex()}
     assert store.statistics().nbytes == folder_bytes(tmp_path)
     store.close(60)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_removed_while_it_is_written_is_gone_and_what_is_put_again_stays(tmp_path: Path, again: bool) -> None:
+    """For whoever asks before the removal has had its turn, too, and also if another process wrote meanwhile."""
+    store, gate, writing = open_store(tmp_path), threading.Event(), threading.Event()
+    write, remove = store._write_there, store._remove
+
+    def held_write(*args: object) -> DiskPut:
+        writing.set()
+        assert gate.wait(60)
+        return write(*args)  # type: ignore[arg-type]
+
+    held, listed = threading.Event(), []
+
+    def held_removal(*args: object) -> None:
+        listed.extend([name_of(1) in store, store.find(SPACE, key_of(1)), store.children(SPACE, None, "h")])
+        store._look()
+        listed.append(name_of(1) in store)
+        held.set()
+        remove(*args)  # type: ignore[arg-type]
+
+    store._write_there, store._remove = held_write, held_removal  # type: ignore[method-assign]
+    assert store.put(SPACE, make_record(1)) is DiskPut.QUEUED
+    assert writing.wait(60)
+    store.remove([name_of(1)])
+    if again:
+        assert store.put(SPACE, make_record(1)) is DiskPut.QUEUED
+    gate.set()
+    assert held.wait(60) and store.flush(60)
+    present = name_of(1) if again else None
+    assert listed == [again, present, [present] if again else [], again]
+    assert (name_of(1) in store) is again and store.find(SPACE, key_of(1)) == present
+    assert (store.get(SPACE, name_of(1)) is not None) is again
+    assert store.close(60) == 0
+    assert len(list(tmp_path.rglob("*.safetensors"))) == again
+
+
+def test_what_is_put_again_before_the_writer_comes_to_the_removal_stays(tmp_path: Path) -> None:
+    store, gate = open_store(tmp_path), threading.Event()
+    with store._change:
+        store._order(lambda: assert_set(gate))
+    for _ in range(3):
+        assert store.put(SPACE, make_record(1)) is DiskPut.QUEUED
+        store.remove([name_of(1)])
+    assert store.put(SPACE, make_record(1)) is DiskPut.QUEUED
+    gate.set()
+    assert store.flush(60)
+    assert store.get(SPACE, name_of(1)) is not None and (tmp_path / name_of(1).path).exists()
+    assert store.close(60) == 0
 
 
 def test_a_removal_goes_through_a_chain_of_any_length(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class DiskStore:
         self._short: dict[tuple[str, str], FileName] = {}  # stored or pending, by the first digits of the key
         self._children: dict[tuple[str, str], set[FileName]] = {}  # of those
         self._bad: set[FileName] = set()
+        self._doomed: Counter[FileName] = Counter()  # removals that wait for their turn, by what goes with them
         self._pending: dict[FileName, tuple[Record, Space]] = {}
         self._pending_bytes = 0
         self._jobs: deque[Callable[[], None]] = deque()
@@ -174,13 +175,15 @@ class DiskStore:
     def remove(self, names: Sequence[FileName]) -> None:
         """Delete records and all that continues them. They are gone at once for the caller, and soon for others."""
         with self._change:
-            todo = list(names)
+            todo, gone = list(names), []
             while todo:
                 name = todo.pop()
+                gone.append(name)
                 self._forget_pending(name)
                 self._unlist(name)
                 todo.extend(self._children.get((name.space, name.key[:16]), ()))
-            self._order(lambda: self._remove(names))
+            self._doomed.update(gone)
+            self._order(lambda: self._remove(names, gone))
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is written, at most so long; whether it is."""
@@ -271,7 +274,8 @@ class DiskStore:
 
     def _look(self) -> None:
         """Note which records the index holds."""
-        self._stored = {name: None for name, _ in self._folder.index.items() if name not in self._bad}
+        out = self._bad | self._doomed.keys()
+        self._stored = {name: None for name, _ in self._folder.index.items() if name not in out}
         self._short.clear()
         self._children.clear()
         for name in [*self._stored, *self._pending]:
@@ -346,7 +350,8 @@ class DiskStore:
 
     def _write(self, name: FileName) -> None:
         with self._change:
-            waiting = self._pending.get(name)
+            # What was put again after a removal waits for that, lest it goes, too.
+            waiting = None if name in self._doomed else self._pending.get(name)
         if waiting is None:
             return  # removed meanwhile, or written in the place of an older one
         record, space = waiting
@@ -367,9 +372,10 @@ class DiskStore:
         """Note what became of a record that was waiting; if it was replaced or given up meanwhile, that was counted."""
         current = self._pending.get(name) is waiting
         if outcome is DiskPut.QUEUED:
-            self._stored[name] = None
             self._bad.discard(name)
-            self._list(name)
+            if name not in self._doomed:  # removed while it was written: the file goes when its turn comes
+                self._stored[name] = None
+                self._list(name)
             self._counts["writes"] += 1
             self._counts["written_bytes"] += waiting[0].nbytes
         elif current:
@@ -402,12 +408,13 @@ class DiskStore:
         with self._change:
             self._bad.discard(name)
 
-    def _remove(self, names: Iterable[FileName]) -> None:
+    def _remove(self, names: Iterable[FileName], doomed: Iterable[FileName]) -> None:
         with self._held():
             gone = [each for name in names for each in self._folder.remove_tree(name)]
         with self._change:
-            for each in gone:  # one of them may have been written meanwhile
+            for each in gone:  # what another process had written behind them
                 self._unlist(each)
+            self._doomed -= Counter(doomed)
 
     def _shrink(self) -> None:
         """Keep to a limit that is lower than the one the folder was filled under."""
