@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -331,15 +331,11 @@ class Engine(Conversations):
         self._check_started()
         order = Order(act)
         self._inbox.order(order)
-        while True:
-            try:
-                result: T = order.future.result(self._stall_seconds)
-                return result
-            except TimeoutError:
-                if order.future.done():
-                    raise  # its own
-                if not order.future.running():
-                    self._check_stall()
+        while not wait([order.future], self._stall_seconds).done:
+            if not order.future.running():
+                self._check_stall()
+        result: T = order.future.result()
+        return result
 
     def _order_quietly(self, act: Callable[[Scheduler], Any]) -> None:
         """Leave an order without waiting; an engine that has ended has nothing left to order about."""
