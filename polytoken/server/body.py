@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -82,9 +83,9 @@ def check_counts(body: bytes, *, items: int, values: int) -> None:
         commas += body.count(b",", at, len(body) if opening is None else opening.start())
         seen += opening is not None
         if seen > items:
-            raise _too_many(f"{items} texts, lists and objects; max_body_items")
+            raise _too_many(items, "texts, lists and objects", setting="max_body_items")
         if commas > values:
-            raise _too_many(f"{values} values; max_body_values")
+            raise _too_many(values, "values", setting="max_body_values")
         if opening is None:
             return
         at = opening.end() if opening[0] != b'"' else _end_of_text(body, opening.end())
@@ -150,8 +151,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {shown(twice)} is there twice")
     return record
 
@@ -180,9 +180,8 @@ def _check_depth(value: Any) -> None:
         ]
 
 
-def _too_many(what: str) -> ApiError:
-    most, _, setting = what.partition("; ")
-    return ApiError(413, f"the body holds more than {most} (the server's {setting})", code="too_many_items")
+def _too_many(most: int, of: str, *, setting: str) -> ApiError:
+    return ApiError(413, f"the body holds more than {most} {of} (the server's {setting})", code="too_many_items")
 
 
 def _too_large(limit: int) -> ApiError:
